@@ -31,9 +31,13 @@ Calls = dict[str, Callable[[], object]]
 """What a memory is asked for: "act", a step without gradients; "learn", a pass forward and backward."""
 
 
-def learner(run: Callable[[Tensor], Tensor], module: nn.Module, x_BTD: Tensor) -> Callable[[], object]:
+def learner(
+    run: Callable[[Tensor], Tensor], module: nn.Module, x_BTD: Tensor
+) -> Callable[[], object]:
     """Forward and backward over a segment."""
-    return lambda: torch.autograd.grad(run(x_BTD).square().mean(), [*module.parameters()], allow_unused=True)
+    return lambda: torch.autograd.grad(
+        run(x_BTD).square().mean(), [*module.parameters()], allow_unused=True
+    )
 
 
 def without_gradients(run: Callable[[], object]) -> Callable[[], object]:
@@ -43,13 +47,24 @@ def without_gradients(run: Callable[[], object]) -> Callable[[], object]:
 def ours(n_env: int, n_step: int) -> tuple[dict[str, Calls], int]:
     """`txl` and `txl hidden`, and the number of their weights."""
     shape = ModelConfig(
-        n_layer=N_LAYER, n_head=HEADS, d_head=D // HEADS, d_model=D, d_inner=2 * D, pre_lnorm=True, gate="gru"
+        n_layer=N_LAYER,
+        n_head=HEADS,
+        d_head=D // HEADS,
+        d_model=D,
+        d_inner=2 * D,
+        pre_lnorm=True,
+        gate="gru",
     )
     body = MemoryTransformer(shape)
     context = Context(tgt_len=n_step, mem_len=MEMORY, same_length=True)
     no_reset_BT, x_BTD = torch.zeros(n_env, n_step, dtype=torch.bool), torch.randn(n_env, n_step, D)
     with torch.no_grad():
-        _, memory = body(torch.randn(n_env, MEMORY, D), None, context, torch.zeros(n_env, MEMORY, dtype=torch.bool))
+        _, memory = body(
+            torch.randn(n_env, MEMORY, D),
+            None,
+            context,
+            torch.zeros(n_env, MEMORY, dtype=torch.bool),
+        )
         acting = {"txl": body.projected(memory), "txl hidden": memory}
 
     def act(name: str) -> None:  # the memory moves on, as in a rollout
@@ -104,7 +119,12 @@ def episodic(clone: Path, n_env: int, n_step: int) -> Calls:
     sys.modules["utils"] = utils
     sys.path.insert(0, str(clone))
     config = {"num_blocks": N_LAYER, "embed_dim": D, "num_heads": HEADS, "memory_length": MEMORY}
-    config |= {"positional_encoding": "relative", "layer_norm": "pre", "gtrxl": True, "gtrxl_bias": 2.0}
+    config |= {
+        "positional_encoding": "relative",
+        "layer_norm": "pre",
+        "gtrxl": True,
+        "gtrxl_bias": 2.0,
+    }
     model = importlib.import_module("transformer").Transformer(config, D, MEMORY)
     sys.path.pop(0)
 
@@ -130,16 +150,34 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for name in runs:
             beside = vars(ratio(seconds["txl"], seconds[name]))
             ms = 1000 * statistics.median(seconds[name])
-            print(f"{question:6} {name:12} {ms:9.2f} ms  txl is {beside['median']:5.2f} times as fast", flush=True)
-            yield {"question": question, "program": name, "ms": ms, "seconds": seconds[name], "txl_is_faster": beside}
+            print(
+                f"{question:6} {name:12} {ms:9.2f} ms  txl is {beside['median']:5.2f} times as fast",
+                flush=True,
+            )
+            yield {
+                "question": question,
+                "program": name,
+                "ms": ms,
+                "seconds": seconds[name],
+                "txl_is_faster": beside,
+            }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ding", type=Path, metavar="CLONE", help="of opendilab/DI-engine")
-    parser.add_argument("--episodic", type=Path, metavar="CLONE", help="of MarcoMeter/episodic-transformer-memory-ppo")
+    parser.add_argument(
+        "--episodic",
+        type=Path,
+        metavar="CLONE",
+        help="of MarcoMeter/episodic-transformer-memory-ppo",
+    )
     parser.add_argument("--n_env", type=positive, default=64, help="environments [64]")
-    parser.add_argument("--n_step", type=positive, default=32, help="steps of the learner's pass [32]")
+    parser.add_argument(
+        "--n_step", type=positive, default=32, help="steps of the learner's pass [32]"
+    )
     parser.add_argument("--rounds", type=positive, default=11, help="times that each is asked [11]")
     parser.add_argument("--threads", type=positive, default=1, help="threads of PyTorch [1]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
@@ -147,7 +185,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     say_machine()
-    write_as_found(args.json, measured(args), threads=args.threads, n_env=args.n_env, n_step=args.n_step)
+    write_as_found(
+        args.json, measured(args), threads=args.threads, n_env=args.n_env, n_step=args.n_step
+    )
 
 
 if __name__ == "__main__":

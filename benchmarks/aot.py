@@ -73,7 +73,9 @@ def compiling_only() -> Iterator[list[Any]]:
         JITFunction.run = launch
 
 
-def compile_attention(head: int, dtype: torch.dtype, dropout: float = 0.0, *, window: int = -1) -> list[Report]:
+def compile_attention(
+    head: int, dtype: torch.dtype, dropout: float = 0.0, *, window: int = -1
+) -> list[Report]:
     """Every kernel of one forward and backward pass, with the tiles in `launch.TILES`, of a backward pass that keeps
     the gradient of the logits, and of a forward pass of few queries over many keys, which several programs share."""
     B, N, T, S = 2, 16, 384, 768
@@ -94,8 +96,20 @@ def compile_attention(head: int, dtype: torch.dtype, dropout: float = 0.0, *, wi
         torch.autograd.grad(out, args, torch.empty_like(out))
     with compiling_only() as compiled_split:
         few, many = 64, 4096
-        fused(heads(1, few), heads(1, many), heads(1, many), *shared(many), scale=1.0, dropout=dropout, window=window)
-    kept = {"backward_keys": "kept_keys", "kept_queries": "kept_queries", "kept_places": "kept_places"}
+        fused(
+            heads(1, few),
+            heads(1, many),
+            heads(1, many),
+            *shared(many),
+            scale=1.0,
+            dropout=dropout,
+            window=window,
+        )
+    kept = {
+        "backward_keys": "kept_keys",
+        "kept_queries": "kept_queries",
+        "kept_places": "kept_places",
+    }
     split = {"forward": "forward_split", "join": "join"}
     for names, those in ((kept, compiled_kept), (split, compiled_split)):
         compiled += [(names[name], *rest) for name, *rest in those if name in names]
@@ -116,7 +130,9 @@ def report(name: str, constants: dict[str, Any], kernel: Any) -> Report:
         command = [str(tools / "cuobjdump"), "--dump-resource-usage", "-sass", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     usage = dict(re.findall(r"(\w+):(\d+)", text.split("Resource usage")[-1]))
-    names = Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?([A-Z0-9]+)", text, re.MULTILINE))
+    names = Counter(
+        re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?([A-Z0-9]+)", text, re.MULTILINE)
+    )
     return Report(
         name,
         next(constants[key] for key in ("W", "ROWS", "block") if key in constants),
@@ -146,12 +162,18 @@ def markdown(label: str, reports: list[Report]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--head", type=int, nargs="+", default=[64])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"])
-    parser.add_argument("--dropout", type=float, nargs="+", default=[0.0], help="the second and later: what differs")
+    parser.add_argument(
+        "--dropout", type=float, nargs="+", default=[0.0], help="the second and later: what differs"
+    )
     parser.add_argument("--window", type=int, default=-1)
-    parser.add_argument("--tile", type=int, nargs=3, metavar=("SIDE", "WARPS", "STAGES"), help="for every kernel")
+    parser.add_argument(
+        "--tile", type=int, nargs=3, metavar=("SIDE", "WARPS", "STAGES"), help="for every kernel"
+    )
     parser.add_argument("--markdown", action="store_true", help="print one table")
     args = parser.parse_args()
     if args.tile:
@@ -170,7 +192,9 @@ def main() -> None:
 
 def show(label: str, reports: list[Report], *, as_table: bool) -> None:
     """Print the reports as text or as table rows."""
-    print(*(markdown(label, reports) if as_table else (label, *plain(reports))), sep="\n", flush=True)
+    print(
+        *(markdown(label, reports) if as_table else (label, *plain(reports))), sep="\n", flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -105,7 +105,9 @@ def ways(case: Case, args: list[Tensor], folder: str | None) -> dict[str, Callab
         return Way(lambda: IMPLEMENTATIONS[impl](*args, scale=scale, **options), args)
 
     def formulation() -> Way:
-        first = [x.detach().permute(2, 0, 1, 3).contiguous().requires_grad_() for x in args[:3]] + same_kind[3:]
+        first = [
+            x.detach().permute(2, 0, 1, 3).contiguous().requires_grad_() for x in args[:3]
+        ] + same_kind[3:]
         return Way(lambda: time_first(*first, scale=scale).permute(1, 2, 0, 3), first)
 
     def sdpa(*, causal: bool) -> Way:
@@ -118,7 +120,9 @@ def ways(case: Case, args: list[Tensor], folder: str | None) -> dict[str, Callab
             bias = causal_lower_right(T, S)
 
         def call() -> Tensor:
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if device.type == "cuda" else nullcontext():
+            with (
+                sdpa_kernel(SDPBackend.FLASH_ATTENTION) if device.type == "cuda" else nullcontext()
+            ):
                 return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
         return Way(call, [q, k, v], same=False)
@@ -127,12 +131,18 @@ def ways(case: Case, args: list[Tensor], folder: str | None) -> dict[str, Callab
         attention = flex(T, S, device)
         return Way(lambda: attention(*same_kind, scale=scale), same_kind)
 
-    named = {"original": formulation} | {impl: lambda impl=impl: ours(impl) for impl in IMPLEMENTATIONS}
+    named = {"original": formulation} | {
+        impl: lambda impl=impl: ours(impl) for impl in IMPLEMENTATIONS
+    }
     if device.type == "cuda":
         named |= {name: lambda mib=mib: ours("fused", keep_mib=mib) for name, mib in KEPT.items()}
     if folder:
         named["original's class"] = lambda: originals_class(case, args, folder)
-    return named | {"sdpa": lambda: sdpa(causal=True), "sdpa_full": lambda: sdpa(causal=False), "flex": flexible}
+    return named | {
+        "sdpa": lambda: sdpa(causal=True),
+        "sdpa_full": lambda: sdpa(causal=False),
+        "flex": flexible,
+    }
 
 
 class Given(nn.Module):
@@ -150,8 +160,11 @@ def originals_class(case: Case, args: list[Tensor], folder: str) -> Way:
     """The attention class of a checkout, without projections, on a residual stream of width 1."""
     B, N, H, T, M = case
     q, k, v, r, u, w = (x.detach() for x in args)
-    q_BNSH = torch.cat([q.new_zeros(B, N, M, H), q], dim=2)  # it projects queries for the memory too
-    qkv_SBE = torch.cat([x.permute(2, 0, 1, 3).flatten(2) for x in (q_BNSH, k, v)], dim=-1).requires_grad_()
+    # it projects queries for the memory too
+    q_BNSH = torch.cat([q.new_zeros(B, N, M, H), q], dim=2)
+    qkv_SBE = torch.cat(
+        [x.permute(2, 0, 1, 3).flatten(2) for x in (q_BNSH, k, v)], dim=-1
+    ).requires_grad_()
     r_SE, u, w = r.flatten(1).requires_grad_(), *(x.to(q.dtype).requires_grad_() for x in (u, w))
     attention = original.load(folder).RelPartialLearnableMultiHeadAttn(N, 1, H, 0.0)
     attention.qkv_net, attention.r_net = Given(qkv_SBE), Given(r_SE)
@@ -171,11 +184,17 @@ def work(way: Way, what: str, case: Case) -> Callable[[], object]:
     if what == "forward":
         return torch.no_grad()(way.call)
     like = way.leaves[0]
-    dout_BNTH = torch.randn(case.B, case.T, case.N, case.H, device=like.device).to(like.dtype).transpose(1, 2)
+    dout_BNTH = (
+        torch.randn(case.B, case.T, case.N, case.H, device=like.device)
+        .to(like.dtype)
+        .transpose(1, 2)
+    )
     return lambda: torch.autograd.grad(way.call(), way.leaves, dout_BNTH)
 
 
-def in_turn(runs: dict[str, Callable[[], object]], device: torch.device, rounds: int) -> dict[str, list[float]]:
+def in_turn(
+    runs: dict[str, Callable[[], object]], device: torch.device, rounds: int
+) -> dict[str, list[float]]:
     """Seconds per call of each, in interleaved rounds."""
     n_call = {}
     for name, run in runs.items():
@@ -235,8 +254,21 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 def peak_alone(name: str, what: str, case: Case, args: argparse.Namespace) -> int | None:
     """`peak_bytes` of a call in its own process, unaffected by memory freed earlier."""
-    command = [sys.executable, "-m", "benchmarks.attention", "--dtype", args.dtype, "--alone", name, what]
-    command += ["--case", *map(str, case), *(["--original", args.original] if args.original else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.attention",
+        "--dtype",
+        args.dtype,
+        "--alone",
+        name,
+        what,
+    ]
+    command += [
+        "--case",
+        *map(str, case),
+        *(["--original", args.original] if args.original else []),
+    ]
     out = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     return int(out.stdout) if out.stdout.strip().isdigit() else None
 
@@ -255,10 +287,15 @@ def alone(args: argparse.Namespace) -> None:
 
 def measured(label: str, case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All implementations at one shape, both passes; printed one by one."""
-    device, tensors = torch.device(args.device), inputs(case, torch.device(args.device), getattr(torch, args.dtype))
+    device, tensors = (
+        torch.device(args.device),
+        inputs(case, torch.device(args.device), getattr(torch, args.dtype)),
+    )
     with torch.no_grad():
         exact = [x.detach().float().contiguous() for x in tensors]
-        expected = time_first(*(x.permute(2, 0, 1, 3) for x in exact[:3]), *exact[3:], scale=case.H**-0.5)
+        expected = time_first(
+            *(x.permute(2, 0, 1, 3) for x in exact[:3]), *exact[3:], scale=case.H**-0.5
+        )
     for what in PASSES:
         runs, peaks, errors = {}, {}, {}
         for name, build in ways(case, tensors, args.original).items():
@@ -274,14 +311,25 @@ def measured(label: str, case: Case, args: argparse.Namespace) -> Iterator[dict[
                 cpu = device.type == "cpu"
                 peaks[name] = peak_alone(name, what, case, args) if cpu else peak_bytes(run, device)
                 runs[name] = run
-            except Exception as error:  # a compiler's own, out of memory, or not written for this device
+            # a compiler's own, out of memory, or not written for this device
+            except Exception as error:
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 print(f"{label:14} {what:8} {name:18} left out: {reason[:140]}", flush=True)
                 yield {"shape": label, "pass": what, "path": name, "left_out": reason}
         seconds = in_turn(runs, device, args.rounds)
         for name in runs:
-            row = {"shape": label, **case._asdict(), "pass": what, "path": name, "error": errors[name]}
-            row |= {"seconds": seconds[name], "ms": 1000 * statistics.median(seconds[name]), "peak_bytes": peaks[name]}
+            row = {
+                "shape": label,
+                **case._asdict(),
+                "pass": what,
+                "path": name,
+                "error": errors[name],
+            }
+            row |= {
+                "seconds": seconds[name],
+                "ms": 1000 * statistics.median(seconds[name]),
+                "peak_bytes": peaks[name],
+            }
             for other in BESIDE & set(runs):
                 row[f"{other}_times_as_long"] = vars(ratio(seconds[name], seconds[other]))
             print(line(row), flush=True)
@@ -304,12 +352,16 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = sorted(CPU.keys() | GPU.keys())
     parser.add_argument("--shapes", nargs="+", choices=names, help="[all of the device]")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl")
+    parser.add_argument(
+        "--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl"
+    )
     parser.add_argument("--only", nargs="+", metavar="PATH", help="these paths only")
     parser.add_argument("--rounds", type=int, default=11, help="times that each path is asked [11]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
@@ -322,7 +374,9 @@ def main() -> None:
     shapes = GPU if args.device == "cuda" else CPU
     say_machine()
     if others := set(args.shapes or ()) - set(shapes):
-        parser.error(f"--shapes {' '.join(sorted(others))}: not on {args.device}; there are {' '.join(shapes)}")
+        parser.error(
+            f"--shapes {' '.join(sorted(others))}: not on {args.device}; there are {' '.join(shapes)}"
+        )
     asked = {name: shapes[name] for name in args.shapes or set(shapes) - {"tiny"}}
     rows = itertools.chain.from_iterable(measured(name, case, args) for name, case in asked.items())
     write_as_found(args.json, rows, device=args.device, dtype=args.dtype)

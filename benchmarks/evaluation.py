@@ -15,7 +15,9 @@ from benchmarks.shapes import READING, add_shape_flags, asked_for
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_shape_flags(parser, READING, "wt103-base")
     add_peer_flags(parser)
     parser.add_argument(

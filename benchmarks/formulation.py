@@ -11,7 +11,14 @@ from torch.nn.functional import pad
 
 
 def time_first(
-    q_TBNH: Tensor, k_SBNH: Tensor, v_SBNH: Tensor, r_SNH: Tensor, u_NH: Tensor, w_NH: Tensor, *, scale: float
+    q_TBNH: Tensor,
+    k_SBNH: Tensor,
+    v_SBNH: Tensor,
+    r_SNH: Tensor,
+    u_NH: Tensor,
+    w_NH: Tensor,
+    *,
+    scale: float,
 ) -> Tensor:
     """Attended values (T, B, N, H), from scores (T, S, B, N) whose position part is shifted by a column of zeros.
 
@@ -46,22 +53,34 @@ def flex(T: int, S: int, device: torch.device) -> Callable[..., Tensor]:
     def visible(b: Tensor, n: Tensor, t: Tensor, s: Tensor) -> Tensor:
         return s <= t + (S - T)
 
-    torch.compiler.reset()  # after eight compilations of one function, for other lengths too, there would be no ninth
+    # after eight compilations of one function, for other lengths too, there would be no ninth
+    torch.compiler.reset()
     block_mask = create_block_mask(visible, None, None, T, S, device=device.type)
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def attention(
-        q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_SNH: Tensor, u_NH: Tensor, w_NH: Tensor, *, scale: float
+        q_BNTH: Tensor,
+        k_BNSH: Tensor,
+        v_BNSH: Tensor,
+        r_SNH: Tensor,
+        u_NH: Tensor,
+        w_NH: Tensor,
+        *,
+        scale: float,
     ) -> Tensor:
         place_BNTS = scale * torch.einsum("bnth,snh->bnts", q_BNTH + w_NH[:, None], r_SNH)
-        place_BNTL = pad(place_BNTS, (0, T))  # so that hidden scores, which are computed too, find something to read
+        # so that hidden scores, which are computed too, find something to read
+        place_BNTL = pad(place_BNTS, (0, T))
 
         def with_place(score: Tensor, b: Tensor, n: Tensor, t: Tensor, s: Tensor) -> Tensor:
             return score + place_BNTL[b, n, t, T - 1 - t + s]
 
         queries_BNTH = q_BNTH + u_NH[:, None]
-        if not torch.is_grad_enabled():  # it refuses a CPU as soon as something could ask for a gradient
+        # it refuses a CPU as soon as something could ask for a gradient
+        if not torch.is_grad_enabled():
             queries_BNTH, k_BNSH, v_BNSH = queries_BNTH.detach(), k_BNSH.detach(), v_BNSH.detach()
-        return compiled(queries_BNTH, k_BNSH, v_BNSH, score_mod=with_place, block_mask=block_mask, scale=scale)
+        return compiled(
+            queries_BNTH, k_BNSH, v_BNSH, score_mod=with_place, block_mask=block_mask, scale=scale
+        )
 
     return attention

@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,15 @@ AS_TRAINED: list[dict[str, Any]] = [
 def operator_checks(device: str) -> Iterator[Check]:
     """Checks of operators against their definitions."""
     for dtype, same_weight in product(("float32", "bfloat16"), (False, True)):
-        find = lambda k=dtype, same=same_weight: head_errors(getattr(torch, k), device, same_weight=same)  # noqa: E731
+        find = partial(head_errors, getattr(torch, dtype), device, same_weight=same_weight)
         yield Check(f"head {'made' if same_weight else 'recomputed'}", dtype, find, LIMITS[dtype])
     if device == "cpu":
         return
     cases = [(min(B, 2), min(N, 2), H, T, T + M, -1) for B, N, H, T, M in SHAPES.values()]
-    for finds, name, them in ((fused_errors, "fused", cases + ODD), (dropout_errors, "fused dropout", DROPPED)):
+    for finds, name, them in (
+        (fused_errors, "fused", cases + ODD),
+        (dropout_errors, "fused dropout", DROPPED),
+    ):
         for case, dtype, (way, mib) in product(them, NARROW, WAYS.items()):
             kind = getattr(torch, dtype)
             find = lambda f=finds, c=case, k=kind, mib=mib: f(c, k, keep_mib=mib)  # noqa: E731
@@ -73,32 +77,59 @@ def compiler_checks(device: str) -> Iterator[Check]:
         yield Check("compiled", dtype, lambda s=shape: models.compiled_errors(s), LIMITS[dtype])
     for impl in ("dense",) if device == "cpu" else ("dense", "fused"):
         shape = dataclasses.replace(SMALL, device=device, dropout=0.3, dropatt=0.3, attn_impl=impl)
-        yield Check(f"compiled dropout {impl}", "float32", lambda s=shape: models.compiled_dropout_errors(s), 5e-3)
+        yield Check(
+            f"compiled dropout {impl}",
+            "float32",
+            lambda s=shape: models.compiled_dropout_errors(s),
+            5e-3,
+        )
 
 
 def model_checks(device: str) -> Iterator[Check]:
     """Checks of whole models."""
     for dtype in ("float32", "bfloat16"):
         shape = dataclasses.replace(SMALL, device=device, dtype=dtype)
-        reading = dataclasses.replace(shape, tgt_len=96, mem_len=192, same_length=True, clamp_len=100)
+        reading = dataclasses.replace(
+            shape, tgt_len=96, mem_len=192, same_length=True, clamp_len=100
+        )
         yield Check("graphed", dtype, lambda s=reading: models.graphed_errors(s), LIMITS[dtype])
         dropping = dataclasses.replace(shape, dropout=0.2, dropatt=0.2)
-        limit = 1e-4 if dtype == "float32" else LIMITS[dtype]  # inputs computed from outputs are rounded once more
-        yield Check("reversible dropout", dtype, lambda s=dropping: models.reversible_errors(s), limit)
+        # inputs computed from outputs are rounded once more
+        limit = 1e-4 if dtype == "float32" else LIMITS[dtype]
+        yield Check(
+            "reversible dropout", dtype, lambda s=dropping: models.reversible_errors(s), limit
+        )
     half = dataclasses.replace(TINY, device=device, dtype="bfloat16")
     limit = LIMITS["bfloat16"]
-    yield Check("graphed, narrowed", "bfloat16", lambda: models.graphed_errors(reading, narrows=True), limit)
-    yield Check("rotary hidden", "bfloat16", lambda: models.hidden_errors(half, position="rotary"), limit)
-    yield Check("rotary gradients", "bfloat16", lambda: models.beside_cpu_errors(half, position="rotary"), limit)
+    yield Check(
+        "graphed, narrowed", "bfloat16", lambda: models.graphed_errors(reading, narrows=True), limit
+    )
+    yield Check(
+        "rotary hidden", "bfloat16", lambda: models.hidden_errors(half, position="rotary"), limit
+    )
+    yield Check(
+        "rotary gradients",
+        "bfloat16",
+        lambda: models.beside_cpu_errors(half, position="rotary"),
+        limit,
+    )
     for changes in ({}, *OTHER_LAYERS):
-        yield Check(f"step {_named(changes)}", "bfloat16", lambda c=changes: models.step_errors(half, **c), limit)
+        yield Check(
+            f"step {_named(changes)}",
+            "bfloat16",
+            lambda c=changes: models.step_errors(half, **c),
+            limit,
+        )
     if device == "cuda":
         dropping = dataclasses.replace(half, dropout=0.1, dropatt=0.1)
-        many = dataclasses.replace(dropping, batch_size=64, tgt_len=64)  # embedding's backward has a way for over 3,072
+        # embedding's backward has a way for over 3,072
+        many = dataclasses.replace(dropping, batch_size=64, tgt_len=64)
         for changes in AS_TRAINED:
             for its in (dropping, many):
                 find = lambda c=changes, s=its: models.waiting_errors(s, **c)  # noqa: E731
-                yield Check(f"no waiting batch {its.batch_size} {_named(changes)}", "bfloat16", find, 0)
+                yield Check(
+                    f"no waiting batch {its.batch_size} {_named(changes)}", "bfloat16", find, 0
+                )
     exact = dataclasses.replace(TINY, device=device, dtype="float64")
     for changes in [{"position": name} for name in POSITION_ENCODINGS] + OTHER_LAYERS:
         find = lambda c=changes: models.beside_cpu_errors(exact, **c)  # noqa: E731
@@ -130,14 +161,26 @@ def checked(checks: list[Check]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: without fused attention")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda", help="cpu: without fused attention"
+    )
     parser.add_argument("--share", nargs=2, type=int, default=(0, 1), metavar=("I", "N"))
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="checks whose name holds one of these")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", help="checks whose name holds one of these"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
-    kinds = (compiler_checks, operator_checks, model_checks)  # what takes long first: it falls into different shares
-    checks = [c for kind in kinds for c in kind(args.device) if any(word in c.name for word in args.only or [""])]
+    # what takes long first: it falls into different shares
+    kinds = (compiler_checks, operator_checks, model_checks)
+    checks = [
+        c
+        for kind in kinds
+        for c in kind(args.device)
+        if any(word in c.name for word in args.only or [""])
+    ]
     first, step = args.share
     rows = write_as_found(args.json, checked(checks[first::step]))
     raise SystemExit(not all(row["right"] for row in rows))

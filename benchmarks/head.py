@@ -48,7 +48,10 @@ CPU = ("small", "small-64")
 def ways(case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """One forward and backward pass of each; weights in float32, products in `dtype`."""
     torch.manual_seed(0)
-    leaves = [torch.randn(shape, device=device).requires_grad_() for shape in (case[:2], case[:0:-1], case[2:])]
+    leaves = [
+        torch.randn(shape, device=device).requires_grad_()
+        for shape in (case[:2], case[:0:-1], case[2:])
+    ]
     target_L = torch.randint(case.V, (case.L,), device=device)
     own = head.BUDGET[device.type]
     chunk = min(own, case.L * case.V // 2)  # two chunks at least
@@ -73,7 +76,10 @@ def ways(case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, Call
         options = torch.nn.LinearCrossEntropyOptions()
         return F.linear_cross_entropy(*kinds[:2], target_L, linear_bias=kinds[2], options=options)
 
-    named = {"whole": step(head.linear_cross_entropy, 2**62), "recomputed": step(head.linear_cross_entropy, chunk)}
+    named = {
+        "whole": step(head.linear_cross_entropy, 2**62),
+        "recomputed": step(head.linear_cross_entropy, chunk),
+    }
     named["made"] = step(made, chunk)
     return named | ({"torch": step(torchs, chunk)} if hasattr(F, "linear_cross_entropy") else {})
 
@@ -103,7 +109,9 @@ def measured(label: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="[those of the device]")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
@@ -111,7 +119,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
     say_machine()
-    shapes = args.shapes or [name for name in SHAPES if (name in CPU) == (args.device == "cpu") and name != "tiny"]
+    shapes = args.shapes or [
+        name for name in SHAPES if (name in CPU) == (args.device == "cpu") and name != "tiny"
+    ]
     rows = chain.from_iterable(measured(name, args) for name in shapes)
     write_as_found(args.json, rows, device=args.device, dtype=args.dtype)
 

@@ -13,7 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODEL = "--n_layer 2 --d_model 32 --n_head 2 --d_head 16 --d_inner 64 --dropout 0.1 --lr 0.001".split()
+MODEL = (
+    "--n_layer 2 --d_model 32 --n_head 2 --d_head 16 --d_inner 64 --dropout 0.1 --lr 0.001".split()
+)
 TRAINING = "--tgt_len 16 --mem_len 16 --eval_tgt_len 16 --batch_size 4 --log-interval 20 --eval-interval 20".split()
 CONTEXTS = (
     "--tgt_len 16 --mem_len 16",
@@ -27,7 +29,9 @@ CONTEXTS = (
 
 def output(*command: object) -> str:
     """What a command prints; the program ends with the command's error if it fails."""
-    out = subprocess.run([sys.executable, "-m", *map(str, command)], capture_output=True, text=True, check=False)
+    out = subprocess.run(
+        [sys.executable, "-m", *map(str, command)], capture_output=True, text=True, check=False
+    )
     if out.returncode:
         sys.exit(out.stderr.strip() or f"{command}: status {out.returncode}")
     return out.stdout
@@ -39,8 +43,12 @@ def perplexity(text: str, pattern: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--original", type=Path, required=True, help="a checkout of kimiyoung/transformer-xl")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--original", type=Path, required=True, help="a checkout of kimiyoung/transformer-xl"
+    )
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
@@ -49,15 +57,31 @@ def main() -> int:
     n_different = 0
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        output(*theirs, "train.py", *data, *MODEL, *TRAINING, "--max_step", args.steps, "--work_dir", work / "theirs")
+        output(
+            *theirs,
+            "train.py",
+            *data,
+            *MODEL,
+            *TRAINING,
+            "--max_step",
+            args.steps,
+            "--work_dir",
+            work / "theirs",
+        )
         (model,) = work.glob("theirs-wt103/*/model.pt")
         output("txl.convert", model, work / "ours", "--vocab", args.text / "cache.pt", *data)
         for context in CONTEXTS:
             flags = ["--batch_size", 4, "--split", "test", *context.split()]
             there = output(*theirs, "eval.py", *data, "--work_dir", model.parent, *flags)
-            here = output("txl", "eval", "--work_dir", work / "ours", "--convention", "original", *flags)
-            figures = perplexity(there, r"test ppl\s+([\d.]+)"), perplexity(here, r"^test(?:\s+\S+){4}\s+([\d.]+)")
-            n_different += abs(float(figures[0]) - float(figures[1])) > 0.0015  # the last digit may round either way
+            here = output(
+                "txl", "eval", "--work_dir", work / "ours", "--convention", "original", *flags
+            )
+            figures = (
+                perplexity(there, r"test ppl\s+([\d.]+)"),
+                perplexity(here, r"^test(?:\s+\S+){4}\s+([\d.]+)"),
+            )
+            # the last digit may round either way
+            n_different += abs(float(figures[0]) - float(figures[1])) > 0.0015
             print(f"| {context} | {figures[0]} | {figures[1]} |", flush=True)
     return 1 if n_different else 0
 

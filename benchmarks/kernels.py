@@ -39,7 +39,9 @@ def call_of(rule: str, n_token: int, *, backward: bool) -> Callable[[], None]:
     config = ModelConfig(attention=rule, **SHAPE)
     kernel, pos = ATTENTION_RULES[rule](config).to(DEVICE), PositionEncoding(config)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 8, n_token, 64, device=DEVICE, requires_grad=backward) for _ in range(3))
+    q, k, v = (
+        torch.randn(1, 8, n_token, 64, device=DEVICE, requires_grad=backward) for _ in range(3)
+    )
     k = q if kernel.shared_qk else k
     span, nothing = Span(0, n_token), q.new_empty(0)
 
@@ -98,14 +100,25 @@ def step_peak(way: str, n_layer: int, *, n_token: int = 512) -> int:
     """Bytes that forward and backward pass of a language model take at their peak, the gradients of its weights, which
     grow with the layers in any case, left out; 4 rows of tokens, no memory."""
     torch.manual_seed(0)
-    shape = {"n_token": 1000, "n_head": 4, "d_head": 32, "d_model": 128, "d_inner": 512, "pre_lnorm": True}
-    model = TransformerXL(ModelConfig(n_layer=n_layer, reversible=way == "reversible", **shape)).to(DEVICE)
+    shape = {
+        "n_token": 1000,
+        "n_head": 4,
+        "d_head": 32,
+        "d_model": 128,
+        "d_inner": 512,
+        "pre_lnorm": True,
+    }
+    model = TransformerXL(ModelConfig(n_layer=n_layer, reversible=way == "reversible", **shape)).to(
+        DEVICE
+    )
     for layer in model.layers:
         layer.recompute = way == "recompute"
     ids = torch.randint(0, 1000, (4, n_token + 1))
 
     def step() -> None:
-        nll_BT, _ = model.nll(ids[:, :-1].to(DEVICE), ids[:, 1:], None, Context(tgt_len=n_token, mem_len=0))
+        nll_BT, _ = model.nll(
+            ids[:, :-1].to(DEVICE), ids[:, 1:], None, Context(tgt_len=n_token, mem_len=0)
+        )
         nll_BT.mean().backward()
 
     return peak_bytes(step) - sum(p.numel() * p.element_size() for p in model.parameters())
@@ -143,7 +156,9 @@ def lsh_recall(n_round: int, *, n_token: int = 2048) -> float:
     return float((weight * seen[:, :, 1:]).sum(-1).mean())
 
 
-def table_of_rules(lengths: Sequence[int], *, repeats: int, backward: bool) -> Iterator[dict[str, Any]]:
+def table_of_rules(
+    lengths: Sequence[int], *, repeats: int, backward: bool
+) -> Iterator[dict[str, Any]]:
     """Print a row per length and rule."""
     print("| tokens | rule | ms | times softmax | peak MiB |\n|---|---|---|---|---|")
     for n_token in lengths:
@@ -177,11 +192,17 @@ def table_of_errors() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384, 32768])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384, 32768]
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--backward", action="store_true", help="the backward pass too")
-    parser.add_argument("--reversible", action="store_true", help="peak memory against the number of layers")
+    parser.add_argument(
+        "--reversible", action="store_true", help="peak memory against the number of layers"
+    )
     parser.add_argument("--error", action="store_true", help="what the approximations cost")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -27,7 +27,14 @@ from txl.memory import full_memory
 from txl.model.streams import of_named
 from txl.registry import MEMORIES
 
-SIZES: dict[str, Any] = {"n_token": 1000, "n_layer": 2, "n_head": 4, "d_head": 32, "d_model": 128, "d_inner": 256}
+SIZES: dict[str, Any] = {
+    "n_token": 1000,
+    "n_layer": 2,
+    "n_head": 4,
+    "d_head": 32,
+    "d_model": 128,
+    "d_inner": 256,
+}
 WINDOW, RATE, ENDLESS = 64, 4, 2**30
 
 
@@ -64,14 +71,21 @@ def filled(model: TransformerXL, context: Context, n_read: int) -> Memory | KeyV
         "norm": lambda x: torch.rand_like(x) * n_read,
     }
     named = full_memory(model.config, context, 1, like=torch.empty(0)).named()
-    return of_named({name: of_name.get(name.partition(".")[2], torch.randn_like)(x) for name, x in named.items()})
+    return of_named(
+        {
+            name: of_name.get(name.partition(".")[2], torch.randn_like)(x)
+            for name, x in named.items()
+        }
+    )
 
 
 def held_bytes(memory: Memory | KeyValueMemory) -> int:
     """Of what is remembered, without spare room."""
     if isinstance(memory, Memory):
         return sum(x.numel() * x.element_size() for x in memory.named().values())
-    tensors = [x for layer in memory.layers for x in (layer.k_BNMH, layer.v_BNMH, *layer.extra.values())]
+    tensors = [
+        x for layer in memory.layers for x in (layer.k_BNMH, layer.v_BNMH, *layer.extra.values())
+    ]
     return sum(x.numel() * x.element_size() for x in tensors)
 
 
@@ -95,7 +109,9 @@ def reader(name: str, n_read: int, n_new: int) -> tuple[Callable[[], object], in
 def rows(names: list[str], reads: list[int], n_round: int) -> Iterator[dict[str, Any]]:
     """A memory's figures at a length, one after the other."""
     for n_read in reads:
-        found: dict[str, dict[str, Any]] = {name: {"memory": name, "read": n_read} for name in names}
+        found: dict[str, dict[str, Any]] = {
+            name: {"memory": name, "read": n_read} for name in names
+        }
         for n_new in (1, WINDOW):
             readers = {}
             for name in names:
@@ -111,7 +127,10 @@ def rows(names: list[str], reads: list[int], n_round: int) -> Iterator[dict[str,
 def table(found: list[dict[str, Any]]) -> list[str]:
     """A row a memory, in Markdown: ms a token alone, ms a token in segments, MiB, at each length."""
     reads = list(dict.fromkeys(row["read"] for row in found))
-    lines = [f"| memory | {' | '.join(f'{n:,} tokens read' for n in reads)} |", "|---" * (len(reads) + 1) + "|"]
+    lines = [
+        f"| memory | {' | '.join(f'{n:,} tokens read' for n in reads)} |",
+        "|---" * (len(reads) + 1) + "|",
+    ]
     for name in dict.fromkeys(row["memory"] for row in found):
         cells = [
             f"{row['ms_a_token_1']:.1f}, {row[f'ms_a_token_{WINDOW}']:.2f}, {row['mib']:.2f}"
@@ -123,10 +142,22 @@ def table(found: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--memories", nargs="+", choices=list(MEMORIES), default=list(MEMORIES), help="[all]")
-    parser.add_argument("--read", nargs="+", type=positive, default=[1000, 10_000, 100_000], help="tokens read before")
-    parser.add_argument("--rounds", type=positive, default=7, help="times that each memory is asked [7]")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--memories", nargs="+", choices=list(MEMORIES), default=list(MEMORIES), help="[all]"
+    )
+    parser.add_argument(
+        "--read",
+        nargs="+",
+        type=positive,
+        default=[1000, 10_000, 100_000],
+        help="tokens read before",
+    )
+    parser.add_argument(
+        "--rounds", type=positive, default=7, help="times that each memory is asked [7]"
+    )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -31,14 +31,24 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 def tokens_per_second(launcher: Sequence[str], folder: Path, steps: int, *flags: str) -> float:
     """The speed of one training."""
     quiet = ["--max_eval_steps", "1", "--eval_interval", "1000000", "--max_step", str(steps)]
-    command = [*launcher, str(ROOT / "train.py"), "--data", str(folder / "text"), "--dataset", "pydoc", *MODEL.split()]
+    command = [
+        *launcher,
+        str(ROOT / "train.py"),
+        "--data",
+        str(folder / "text"),
+        "--dataset",
+        "pydoc",
+        *MODEL.split(),
+    ]
     command += [*quiet, "--work_dir", str(folder / "run"), "--overwrite", *flags]
     out = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ).stdout
     return float(re.findall(r"\| (\d+) tok/s \|", out)[-1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=positive, default=5)
     parser.add_argument("--steps", type=int, default=300)
     args = parser.parse_args()
@@ -47,13 +57,18 @@ def main() -> None:
         "torchrun, against python": ((PLAIN, once), (TORCHRUN, once)),
         "logging every step, against once": ((PLAIN, once), (PLAIN, ("--log_interval", "1"))),
     }
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.processor() or platform.machine()}")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.processor() or platform.machine()}"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokens_per_second(PLAIN, folder, 20, *once)  # writes the text and warms the disk
         for label, (a, b) in cases.items():
             pairs = [
-                (tokens_per_second(a[0], folder, args.steps, *a[1]), tokens_per_second(b[0], folder, args.steps, *b[1]))
+                (
+                    tokens_per_second(a[0], folder, args.steps, *a[1]),
+                    tokens_per_second(b[0], folder, args.steps, *b[1]),
+                )
                 for _ in range(args.pairs)
             ]
             ratios = [first / second for first, second in pairs]

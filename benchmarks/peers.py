@@ -41,19 +41,27 @@ class Peer:
         dtype: in which it computes, if there are several.
     """
 
-    def __init__(self, name: str, *arguments: str, python: str = sys.executable, dtype: str = "") -> None:
+    def __init__(
+        self, name: str, *arguments: str, python: str = sys.executable, dtype: str = ""
+    ) -> None:
         self.name, self.dtype = name, dtype
         command = [python, "-m", f"benchmarks.workers.{name}", *arguments]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment,
         )
         self.seconds: list[float] = []
         self.peak_bytes: int | None = None
         self.facts: dict[str, Any] = {}
         self.error: str | None = None
         try:
-            self.facts = self._answer()  # before another one is started, for it may measure its machine
+            # before another one is started, for it may measure its machine
+            self.facts = self._answer()
         except PeerError as error:
             self.error = str(error)
 
@@ -70,7 +78,9 @@ class Peer:
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        answer = json.loads(line) if line else {"error": f"ended with status {self._process.wait()}"}
+        answer = (
+            json.loads(line) if line else {"error": f"ended with status {self._process.wait()}"}
+        )
         if "error" in answer:
             raise PeerError(answer["error"])
         return answer
@@ -109,11 +119,21 @@ def positive(text: str) -> int:
 
 def add_peer_flags(parser: argparse.ArgumentParser) -> None:
     """Flags for the other programs and the number of rounds."""
-    parser.add_argument("--peer", metavar="PYTHON", help="of an environment with transformers 4.35.2")
-    parser.add_argument("--x-transformers", metavar="PYTHON", help="of an environment with x-transformers")
-    parser.add_argument("--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl")
-    parser.add_argument("--also", choices=("bfloat16", "float16"), help="each program once more, in this dtype")
-    parser.add_argument("--pairs", type=positive, default=7, help="times that each program is asked [7]")
+    parser.add_argument(
+        "--peer", metavar="PYTHON", help="of an environment with transformers 4.35.2"
+    )
+    parser.add_argument(
+        "--x-transformers", metavar="PYTHON", help="of an environment with x-transformers"
+    )
+    parser.add_argument(
+        "--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl"
+    )
+    parser.add_argument(
+        "--also", choices=("bfloat16", "float16"), help="each program once more, in this dtype"
+    )
+    parser.add_argument(
+        "--pairs", type=positive, default=7, help="times that each program is asked [7]"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
 
 
@@ -164,7 +184,13 @@ def rows(peers: list[Peer], label: str, task: str, n_token: int) -> list[dict[st
     dtype, and where there are several dtypes, the best of each beside our best."""
     found = []
     for peer in peers:
-        row = {"shape": label, "task": task, "program": peer.name, "dtype": peer.dtype, "error": peer.error}
+        row = {
+            "shape": label,
+            "task": task,
+            "program": peer.name,
+            "dtype": peer.dtype,
+            "error": peer.error,
+        }
         row |= peer.facts
         text = f"{label:24} {task:8} {peer.name:14} {peer.dtype:8} "
         if peer.error is not None:
@@ -180,7 +206,11 @@ def rows(peers: list[Peer], label: str, task: str, n_token: int) -> list[dict[st
             ours = next(p for p in peers if p.dtype == peer.dtype)
             if peer is not ours and ours.error is None:
                 text += _beside(row, "times_as_long", ours, peer)
-            if len({p.dtype for p in peers}) > 1 and peer.name != peers[0].name and peer is _best(peers, peer.name):
+            if (
+                len({p.dtype for p in peers}) > 1
+                and peer.name != peers[0].name
+                and peer is _best(peers, peer.name)
+            ):
                 text += _beside(row, "best_times_as_long", _best(peers, peers[0].name), peer)
             print(text, flush=True)
         found.append(row)
@@ -200,10 +230,14 @@ def _beside(row: dict[str, Any], field: str, ours: Peer | None, theirs: Peer) ->
     times = ratio(ours.seconds, theirs.seconds)
     row[field] = vars(times)
     what = "best of each" if field.startswith("best") else "ours"
-    return f"  {what} {times.median:.2f} times as fast ({times.smallest:.2f} to {times.largest:.2f})"
+    return (
+        f"  {what} {times.median:.2f} times as fast ({times.smallest:.2f} to {times.largest:.2f})"
+    )
 
 
-def measured(args: argparse.Namespace, shapes: dict[str, Shape], task: str, n: int) -> Iterator[dict[str, Any]]:
+def measured(
+    args: argparse.Namespace, shapes: dict[str, Shape], task: str, n: int
+) -> Iterator[dict[str, Any]]:
     """A task in every shape, n units at a time."""
     for label, shape in shapes.items():
         peers = programs(args, shape)
@@ -243,7 +277,9 @@ def write(path: Path | None, results: dict[str, Any]) -> None:
             temporary.write_text(json.dumps({"machine": machine()} | results, indent=1) + "\n")
 
 
-def write_as_found(path: Path | None, rows: Iterable[dict[str, Any]], **about: Any) -> list[dict[str, Any]]:
+def write_as_found(
+    path: Path | None, rows: Iterable[dict[str, Any]], **about: Any
+) -> list[dict[str, Any]]:
     """All rows, written after each one, so that an interrupted run keeps its results."""
     found: list[dict[str, Any]] = []
     for row in rows:

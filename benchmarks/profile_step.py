@@ -30,7 +30,17 @@ from benchmarks.workers.txl import training_state
 from txl.runtime.allocator import keep_freed_memory
 from txl.training.step import TrainState
 
-PARTS = ("attention", "projections", "feed-forward", "layers", "embedding", "head", "clipping", "optimizer", "rest")
+PARTS = (
+    "attention",
+    "projections",
+    "feed-forward",
+    "layers",
+    "embedding",
+    "head",
+    "clipping",
+    "optimizer",
+    "rest",
+)
 
 
 def scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +119,8 @@ def milliseconds(events: list[FunctionEvent], *, on_gpu: bool) -> dict[str, Coun
         if is_backward(event):
             return
         part = part_of(event) or part
-        if event.sequence_nr >= 0:  # that of the next operator to be made, until it is: the last one here made it
+        # that of the next operator to be made, until it is: the last one here made it
+        if event.sequence_nr >= 0:
             forward[event.sequence_nr] = part
         for child in event.cpu_children:
             number(child, part)
@@ -136,7 +147,9 @@ def of_host(events: list[FunctionEvent]) -> tuple[float, int]:
     """Milliseconds in which the host works and does not wait for the GPU, profiling included, and launches it makes."""
     host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
     busy_us = sum(event.self_cpu_time_total for event in host if "Synchronize" not in event.name)
-    return busy_us / 1000, sum(event.name.startswith(("cudaLaunch", "cuLaunch", "cudaGraphLaunch")) for event in host)
+    return busy_us / 1000, sum(
+        event.name.startswith(("cudaLaunch", "cuLaunch", "cudaGraphLaunch")) for event in host
+    )
 
 
 def part_of(event: FunctionEvent) -> str | None:
@@ -155,21 +168,34 @@ def profiled(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each part of a step, in each shape."""
     on_gpu = args.device == "cuda"
     for label, shape in asked_for(args, TRAINING, compile=args.compile).items():
-        work = original.train(shape, args.original, mark_original) if args.original else our_steps(shape)
+        work = (
+            original.train(shape, args.original, mark_original)
+            if args.original
+            else our_steps(shape)
+        )
         events = events_of(work, args.steps, on_gpu=on_gpu)
         if on_gpu:
             host_ms, n_launch = of_host(events)
-            print(f"{label}: the host takes {host_ms / args.steps:.1f} ms a step, {n_launch / args.steps:.0f} launches")
+            print(
+                f"{label}: the host takes {host_ms / args.steps:.1f} ms a step, {n_launch / args.steps:.0f} launches"
+            )
         for row in told(label, milliseconds(events, on_gpu=on_gpu), args.steps):
-            yield {"program": "kimiyoung/transformer-xl" if args.original else "txl", "shape": label} | row
+            yield {
+                "program": "kimiyoung/transformer-xl" if args.original else "txl",
+                "shape": label,
+            } | row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_shape_flags(parser, TRAINING, "small")
     parser.add_argument("--steps", type=int, default=3, help="that are looked at [3]")
     parser.add_argument("--compile", action="store_true", help="as train.py --compile")
-    parser.add_argument("--original", metavar="FOLDER", help="profile this checkout of kimiyoung/transformer-xl")
+    parser.add_argument(
+        "--original", metavar="FOLDER", help="profile this checkout of kimiyoung/transformer-xl"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
     say_machine()
@@ -183,8 +209,15 @@ def told(title: str, found: dict[str, Counter[str]], steps: int) -> list[dict[st
     print(f"{title}: {total / steps:.1f} ms a step")
     rows = []
     for part, times in sorted(found.items(), key=lambda item: -item[1].total()):
-        top = ", ".join(f"{name} {100 * ms / total:.1f}" for name, ms in times.most_common(4) if ms > total / 500)
-        print(f"  {part:14} {times.total() / steps:9.2f} ms {100 * times.total() / total:5.1f} %  {top}", flush=True)
+        top = ", ".join(
+            f"{name} {100 * ms / total:.1f}"
+            for name, ms in times.most_common(4)
+            if ms > total / 500
+        )
+        print(
+            f"  {part:14} {times.total() / steps:9.2f} ms {100 * times.total() / total:5.1f} %  {top}",
+            flush=True,
+        )
         operators = {name: ms / steps for name, ms in times.most_common(20)}
         rows.append({"part": part, "ms": times.total() / steps, "operators": operators})
     return rows

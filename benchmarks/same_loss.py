@@ -37,12 +37,35 @@ LIMIT = 0.01
 def loss(name: str, folder: Path, args: argparse.Namespace) -> float:
     """Nats per token over the last half of the steps. Raises `RuntimeError` with the last line of a training that
     fails."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"] if "torchrun" in name else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
+        if "torchrun" in name
+        else []
+    )
     run, half = folder / name.replace(" ", "_"), max(1, args.steps // 2)
     flags = f"{TINY if args.tiny else MODEL} --lr 0.001 --warmup_step 20 --log_interval {half} --max_step {2 * half}"
-    command = [sys.executable, *launcher, str(ROOT / "train.py"), "--data", str(folder / "text"), "--dataset", "pydoc"]
-    command += ["--work_dir", str(run), "--device", args.device, "--max_eval_steps", "1", "--sample_length", "0"]
-    done = subprocess.run([*command, *flags.split(), *RUNS[name]], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        *launcher,
+        str(ROOT / "train.py"),
+        "--data",
+        str(folder / "text"),
+        "--dataset",
+        "pydoc",
+    ]
+    command += [
+        "--work_dir",
+        str(run),
+        "--device",
+        args.device,
+        "--max_eval_steps",
+        "1",
+        "--sample_length",
+        "0",
+    ]
+    done = subprocess.run(
+        [*command, *flags.split(), *RUNS[name]], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
@@ -66,15 +89,22 @@ def compared(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             expected = expected or row["nats"]
             difference = row["nats"] / expected - 1
             right = abs(difference) <= LIMIT
-            print(f"| {'right' if right else 'WRONG'} {name}: {row['nats']:.4f} nats, {difference:+.2%}", flush=True)
+            print(
+                f"| {'right' if right else 'WRONG'} {name}: {row['nats']:.4f} nats, {difference:+.2%}",
+                flush=True,
+            )
             yield row | {"right": right, "difference": difference}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--steps", type=positive, default=200)
-    parser.add_argument("--tiny", action="store_true", help="a model of no weight, to try the program")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a model of no weight, to try the program"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
     say_machine()

@@ -48,12 +48,34 @@ class Shape:
 
 
 WT103 = {"n_token": 267_735, "cutoffs": (20_000, 40_000, 200_000)}
-SMALL = {"n_layer": 4, "n_head": 8, "d_head": 32, "d_model": 256, "d_inner": 1024, "n_token": 10_000}
+SMALL = {
+    "n_layer": 4,
+    "n_head": 8,
+    "d_head": 32,
+    "d_model": 256,
+    "d_inner": 1024,
+    "n_token": 10_000,
+}
 WT103_BASE = {"n_layer": 16, "n_head": 10, "d_head": 41, "d_model": 410, "d_inner": 2100} | WT103
 NVIDIA_BASE = {"n_layer": 16, "n_head": 8, "d_head": 64, "d_model": 512, "d_inner": 2048} | WT103
-NVIDIA_LARGE = {"n_layer": 18, "n_head": 16, "d_head": 64, "d_model": 1024, "d_inner": 4096, "div_val": 4} | WT103
+NVIDIA_LARGE = {
+    "n_layer": 18,
+    "n_head": 16,
+    "d_head": 64,
+    "d_model": 1024,
+    "d_inner": 4096,
+    "div_val": 4,
+} | WT103
 
-TINY = {"n_layer": 2, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 32, "n_token": 100, "cutoffs": (20, 50)}
+TINY = {
+    "n_layer": 2,
+    "n_head": 2,
+    "d_head": 8,
+    "d_model": 16,
+    "d_inner": 32,
+    "n_token": 100,
+    "cutoffs": (20, 50),
+}
 
 TRAINING = {
     "tiny": Shape(**TINY, batch_size=2, tgt_len=8, mem_len=8),
@@ -61,7 +83,9 @@ TRAINING = {
     "characters": Shape(**SMALL | {"n_token": 205}, batch_size=16, tgt_len=64, mem_len=64),
     "wt103-base": Shape(**WT103_BASE, batch_size=4, tgt_len=150, mem_len=150),
     "nvidia-base": Shape(**NVIDIA_BASE, batch_size=32, tgt_len=192, mem_len=192),
-    "nvidia-large": Shape(**NVIDIA_LARGE, batch_size=32, tgt_len=384, mem_len=384, dropout=0.2, dropatt=0.2),
+    "nvidia-large": Shape(
+        **NVIDIA_LARGE, batch_size=32, tgt_len=384, mem_len=384, dropout=0.2, dropatt=0.2
+    ),
 }
 """One that costs nothing, small ones of words and of characters, the paper's for WikiText-103, NVIDIA's; lengths as in
 their training."""
@@ -69,23 +93,37 @@ their training."""
 READING = {
     "tiny": Shape(**TINY, batch_size=1, tgt_len=8, mem_len=16),
     "small": Shape(**SMALL, batch_size=1, tgt_len=64, mem_len=640),
-    "wt103-base": Shape(**WT103_BASE, batch_size=1, tgt_len=64, mem_len=640, same_length=True, clamp_len=400),
-    "nvidia-base": Shape(**NVIDIA_BASE, batch_size=1, tgt_len=64, mem_len=640, same_length=True, clamp_len=400),
-    "nvidia-large": Shape(**NVIDIA_LARGE, batch_size=1, tgt_len=128, mem_len=1600, same_length=True, clamp_len=1000),
+    "wt103-base": Shape(
+        **WT103_BASE, batch_size=1, tgt_len=64, mem_len=640, same_length=True, clamp_len=400
+    ),
+    "nvidia-base": Shape(
+        **NVIDIA_BASE, batch_size=1, tgt_len=64, mem_len=640, same_length=True, clamp_len=400
+    ),
+    "nvidia-large": Shape(
+        **NVIDIA_LARGE, batch_size=1, tgt_len=128, mem_len=1600, same_length=True, clamp_len=1000
+    ),
 }
 """The same as they are evaluated: shorter segments, a longer memory."""
 
 
-def add_shape_flags(parser: argparse.ArgumentParser, shapes: dict[str, Shape], default: str) -> None:
+def add_shape_flags(
+    parser: argparse.ArgumentParser, shapes: dict[str, Shape], default: str
+) -> None:
     """Flags for shapes, device and dtype."""
-    parser.add_argument("--shapes", nargs="+", choices=shapes, default=[default], help=f"[{default}]")
+    parser.add_argument(
+        "--shapes", nargs="+", choices=shapes, default=[default], help=f"[{default}]"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--attn_impl", default="auto", help="ours: how attention is computed [auto]")
+    parser.add_argument(
+        "--attn_impl", default="auto", help="ours: how attention is computed [auto]"
+    )
     parser.add_argument("--batch_sizes", nargs="+", type=int, help="in place of the shapes' own")
 
 
-def asked_for(args: argparse.Namespace, shapes: dict[str, Shape], **changes: object) -> dict[str, Shape]:
+def asked_for(
+    args: argparse.Namespace, shapes: dict[str, Shape], **changes: object
+) -> dict[str, Shape]:
     """The shapes chosen by the flags of `add_shape_flags`, by a label that includes the batch size."""
     found = {}
     for name in args.shapes:

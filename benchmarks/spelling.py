@@ -21,10 +21,16 @@ def changes(words: list[str]) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="tokenised as WikiText is")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="tokenised as WikiText is"
+    )
     for path in parser.parse_args().files:
-        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [
+            line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()
+        ]
         changed = [list(changes(words)) for words in lines]
         n_word, n_lost = sum(map(len, lines)), sum(len(was) for line in changed for was, _ in line)
         print(f"{path}: {1 - n_lost / n_word:.3%} of {n_word:,} tokens come back", end=", ")

@@ -17,7 +17,9 @@ from benchmarks.shapes import TRAINING, add_shape_flags, asked_for
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_shape_flags(parser, TRAINING, "small")
     add_peer_flags(parser)
     parser.add_argument("--steps", type=int, default=3, help="of each program in its turn [3]")

@@ -14,17 +14,25 @@ from benchmarks.peers import Peer, compare, positive, rows, say_machine, write
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", required=True, help="a UTF-8 file whose words are separated by white space")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--text", required=True, help="a UTF-8 file whose words are separated by white space"
+    )
     parser.add_argument("--peer", metavar="PYTHON", help="of an environment with tokenizers")
-    parser.add_argument("--pairs", type=positive, default=7, help="times that each program is asked [7]")
+    parser.add_argument(
+        "--pairs", type=positive, default=7, help="times that each program is asked [7]"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
     try:
         with open(args.text, encoding="utf-8") as file:
             n_token = sum(len(line.split()) + 1 for line in file)
     except (OSError, UnicodeDecodeError) as error:
-        parser.error(f"--text {args.text}: {getattr(error, 'strerror', None) or error}; name a file of UTF-8 text")
+        parser.error(
+            f"--text {args.text}: {getattr(error, 'strerror', None) or error}; name a file of UTF-8 text"
+        )
     if not n_token:
         parser.error(f"--text {args.text}: is empty; name a file of UTF-8 text")
     say_machine()

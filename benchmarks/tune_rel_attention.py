@@ -52,7 +52,10 @@ def check(dtype: torch.dtype) -> list[dict[str, Any]]:
         try:
             errors = fused_errors(case, kind)
         except Exception as error:  # a kernel that needs more shared memory than there is
-            print(f"WRONG {str(kind)[6:]} {case}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
+            print(
+                f"WRONG {str(kind)[6:]} {case}: {type(error).__name__} {str(error).splitlines()[:1]}",
+                flush=True,
+            )
             continue
         good = all(e <= limit for e in errors.values())  # False for NaN as well
         numbers = " ".join(f"{name} {e:.1e}" for name, e in errors.items())
@@ -68,7 +71,9 @@ def median_ms(run: Callable[[], Any], rep: int = 40) -> float:
     return do_bench(run, warmup=10, rep=rep, return_mode="median")
 
 
-def launches(B: int, N: int, H: int, T: int, M: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+def launches(
+    B: int, N: int, H: int, T: int, M: int, dtype: torch.dtype
+) -> dict[str, Callable[[], Any]]:
     """One launch of each kernel on inputs of this shape."""
     q, k, v, r, u, w = (x.detach() for x in inputs(B, N, H, T, T + M, dtype))
     out, lse, qu, qw, *padded = _forward(q, k, v, r, u, w, None, H**-0.5, -1, 0.0, KEEP_MIB)
@@ -101,12 +106,19 @@ def tune(name: str, dtype: torch.dtype, late: Callable[[], bool]) -> dict[str, A
             label = "x".join(map(str, candidate))
             try:
                 times[label] = median_ms(runs[kernel])
-            except Exception as error:  # out of shared memory or registers, or a compiler's own failure
-                print(f"  {name} {kernel} {label}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
+            # out of shared memory or registers, or a compiler's own failure
+            except Exception as error:
+                print(
+                    f"  {name} {kernel} {label}: {type(error).__name__} {str(error).splitlines()[:1]}",
+                    flush=True,
+                )
         if times:
             best = min(times, key=times.__getitem__)
             launch.TILES[key] = launch.Tile(*map(int, best.split("x")))
-            listed = "  ".join(f"{label} {1000 * ms:.0f}" for label, ms in sorted(times.items(), key=lambda x: x[1]))
+            listed = "  ".join(
+                f"{label} {1000 * ms:.0f}"
+                for label, ms in sorted(times.items(), key=lambda x: x[1])
+            )
             print(f"  {name} {kernel}, us: {listed}", flush=True)
             results[kernel] = times
     return results
@@ -124,9 +136,14 @@ def compare(name: str, dtype: torch.dtype) -> dict[str, float]:
         try:
             with torch.no_grad():
                 results[f"{label} forward"] = median_ms(attention)
-            results[f"{label} both"] = median_ms(lambda: torch.autograd.grad(attention(), tensors, dout))
+            results[f"{label} both"] = median_ms(
+                lambda: torch.autograd.grad(attention(), tensors, dout)
+            )
         except Exception as error:
-            print(f"  {name} {label}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
+            print(
+                f"  {name} {label}: {type(error).__name__} {str(error).splitlines()[:1]}",
+                flush=True,
+            )
 
     for label, mib in KEPT.items():
         measure(label, lambda mib=mib: fused(*args, scale=H**-0.5, keep_mib=mib), args)
@@ -135,7 +152,9 @@ def compare(name: str, dtype: torch.dtype) -> dict[str, float]:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         measure("flash full", lambda: scaled_dot_product_attention(q, k, v), [q, k, v])
         bias = causal_lower_right(T, T + M)
-        measure("flash causal", lambda: scaled_dot_product_attention(q, k, v, attn_mask=bias), [q, k, v])
+        measure(
+            "flash causal", lambda: scaled_dot_product_attention(q, k, v, attn_mask=bias), [q, k, v]
+        )
     line = "  ".join(f"{label} {1000 * ms:.0f}" for label, ms in results.items())
     print(f"  {name}, us: {line}", flush=True)
     for label, kind, flash in product(KEPT, ("forward", "both"), ("full", "causal")):
@@ -146,8 +165,12 @@ def compare(name: str, dtype: torch.dtype) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: there is nothing to do")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda", help="cpu: there is nothing to do"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--seconds", type=float, default=330.0)
     parser.add_argument("--dtype", default="bfloat16")
@@ -156,7 +179,11 @@ def main() -> None:
         print("left out: the kernels need a GPU")
         return
     dtype, start = getattr(torch, args.dtype), time.monotonic()
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "dtype": args.dtype}
+    results: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "dtype": args.dtype,
+    }
     results |= {"tune": {}, "tiles": {}, "compare": {}}
 
     def save() -> None:
@@ -166,9 +193,14 @@ def main() -> None:
     results["check"] = check(dtype)
     save()
     for i, name in enumerate(SHAPES):
-        until = args.seconds * (i + 1) / (len(SHAPES) + 0.5)  # a shape leaves the later ones their time
-        results["tune"][name] = tune(name, dtype, lambda until=until: time.monotonic() - start > until)
-        results["tiles"][name] = {k: launch.TILES[k, launch.columns(SHAPES[name][2]), dtype.itemsize] for k in KERNELS}
+        # a shape leaves the later ones their time
+        until = args.seconds * (i + 1) / (len(SHAPES) + 0.5)
+        results["tune"][name] = tune(
+            name, dtype, lambda until=until: time.monotonic() - start > until
+        )
+        results["tiles"][name] = {
+            k: launch.TILES[k, launch.columns(SHAPES[name][2]), dtype.itemsize] for k in KERNELS
+        }
         results["compare"][name] = compare(name, dtype)
         save()
     print(f"{time.monotonic() - start:.0f} s")

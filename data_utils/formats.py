@@ -84,7 +84,8 @@ def _only_member(path: Path, raw: IO[bytes]) -> IO[bytes]:
 
 def _zstd_library(path: Path) -> Any:
     try:
-        from compression import zstd  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue] (Python 3.14)
+        # Python 3.14
+        from compression import zstd  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     except ImportError:
         try:
             import backports.zstd as zstd  # pyright: ignore[reportMissingImports] (an extra)

@@ -10,7 +10,10 @@ from txl.checkpoint.digests import DIGESTS, write_digests
 
 LATER = [
     *(("model", name) for name in ("memory", "compress_rate", "compression", "compress_loss")),
-    *(("model", name) for name in ("infini_update", "lookup_layer", "lookup_k", "neural_layers", "n_memory_token")),
+    *(
+        ("model", name)
+        for name in ("infini_update", "lookup_layer", "lookup_k", "neural_layers", "n_memory_token")
+    ),
     *(("model", name) for name in ("max_span", "span_ramp", "span_loss")),
     *(("context", "lookup_len"), ("context", "compressed_len"), ("train", "memory_parts")),
 ]
@@ -20,10 +23,14 @@ LATER = [
 def sign(checkpoint: Path) -> None:
     """Write the digests of a checkpoint's files as they are now."""
     files = [path for path in checkpoint.iterdir() if path.is_file() and path.name != DIGESTS]
-    write_digests(checkpoint, {path.name: [hashlib.sha256(path.read_bytes()).hexdigest()] for path in files})
+    write_digests(
+        checkpoint, {path.name: [hashlib.sha256(path.read_bytes()).hexdigest()] for path in files}
+    )
 
 
-def change_record(checkpoint: Path, change: Callable[[dict[str, Any]], object], name: str = "config.json") -> None:
+def change_record(
+    checkpoint: Path, change: Callable[[dict[str, Any]], object], name: str = "config.json"
+) -> None:
     """Change what a JSON file of a checkpoint says, which keeps its digests if it has any."""
     record = json.loads((checkpoint / name).read_text())
     change(record)
@@ -35,7 +42,9 @@ def change_record(checkpoint: Path, change: Callable[[dict[str, Any]], object], 
 def as_of_0_2(checkpoint: Path, *, digests: bool = True) -> None:
     """Make a checkpoint one of version 0.2, or of 0.1, which had no digests of tensors."""
     (checkpoint / DIGESTS).unlink()
-    digest = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in checkpoint.iterdir()}
+    digest = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in checkpoint.iterdir()
+    }
     texts = ("vocab.txt", "tokenizer.json")
     parts = {"attachments": {name: digest[name] for name in texts if name in digest}}
     if digests:

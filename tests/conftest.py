@@ -10,13 +10,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for devices; processes that tests start inherit it
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start share the cores with other tests
-os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"  # no bfloat16 in programs that are started anew
+# before CUDA is asked for devices; processes that tests start inherit it
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# processes that tests start share the cores with other tests
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# no bfloat16 in programs that are started anew
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"
 os.environ["XDG_STATE_HOME"] = os.devnull  # no test adds to the user's list of addresses
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, whenever it is first imported
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps its own
-os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="txl-tests-")  # of processes that tests start too
+# of processes that tests start too
+os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="txl-tests-")
 
 import pytest
 import torch
@@ -29,21 +33,28 @@ processors.answer()  # before other modules of txl ask
 from tests import forks, ranks  # noqa: E402
 from txl.training import meter  # noqa: E402
 
-torch.set_num_threads(1)  # the models here are tiny: threads would spend their time waiting for each other
+# the models here are tiny: threads would spend their time waiting for each other
+torch.set_num_threads(1)
 
-os.fsync = lambda descriptor: None  # nothing here outlives a power cut; processes that tests start flush as they should
+# nothing here outlives a power cut; processes that tests start flush as they should
+os.fsync = lambda descriptor: None
 meter.measured_peak_flops = forks.peak_flops
 
 
-settings.register_profile("txl", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "txl", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("txl")  # nothing depends on speed
 
-long_test = pytest.mark.skipif("TXL_LONG_TESTS" not in os.environ, reason="takes long; CI sets TXL_LONG_TESTS=1")
+long_test = pytest.mark.skipif(
+    "TXL_LONG_TESTS" not in os.environ, reason="takes long; CI sets TXL_LONG_TESTS=1"
+)
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    torch.default_generator.manual_seed(0)  # not those of all devices, which notes a stack for each that is not there
+    # not those of all devices, which notes a stack for each that is not there
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,7 +63,11 @@ def no_test_leaves_a_file_in_the_temporary_folder() -> Iterator[None]:
     yield
     ranks.close()
     left = {path.name for path in Path(tempfile.gettempdir()).iterdir()}
-    assert {name for name in left if not name.startswith(("torchinductor_", "torchelastic_", "matplotlib-"))} == set()
+    assert {
+        name
+        for name in left
+        if not name.startswith(("torchinductor_", "torchelastic_", "matplotlib-"))
+    } == set()
 
 
 def pytest_unconfigure() -> None:

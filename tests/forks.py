@@ -48,7 +48,9 @@ class Fork:
         """The exit status, once there is one; negative: the signal that ended it."""
         ended = os.pidfd_open(self.pid)
         try:
-            assert select.select([ended], [], [], LIMIT_S)[0], f"hangs; {self.log}:\n{self.log.read_text()[-3000:]}"
+            assert select.select([ended], [], [], LIMIT_S)[0], (
+                f"hangs; {self.log}:\n{self.log.read_text()[-3000:]}"
+            )
         finally:
             os.close(ended)
         return self._ask(status_of=self.pid)
@@ -60,9 +62,15 @@ class Forks:
     def __init__(self) -> None:
         self._server: socket.socket | None = None
 
-    def __call__(self, target: str, log: Path, *, environment: dict[str, str] | None = None, **named: Any) -> Fork:
+    def __call__(
+        self, target: str, log: Path, *, environment: dict[str, str] | None = None, **named: Any
+    ) -> Fork:
         """Start "module:function" with JSON-ready arguments; both its outputs are appended to the log."""
-        return Fork(self._ask(target=target, log=str(log), environment=environment or {}, named=named), log, self._ask)
+        return Fork(
+            self._ask(target=target, log=str(log), environment=environment or {}, named=named),
+            log,
+            self._ask,
+        )
 
     def close(self) -> None:
         """End the server."""
@@ -81,7 +89,9 @@ class Forks:
     def _begin(self) -> None:
         self._server, theirs = socket.socketpair()
         words = [sys.executable, "-m", "tests.forks", str(theirs.fileno())]
-        self._process = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, pass_fds=[theirs.fileno()])
+        self._process = subprocess.Popen(
+            words, cwd=ROOT, env=ENVIRONMENT, pass_fds=[theirs.fileno()]
+        )
         theirs.close()
         self._lines = self._server.makefile("rw")
 
@@ -90,7 +100,11 @@ start = Forks()
 
 
 def console(
-    program: str, *flags: object, folder: Path, environment: dict[str, str] | None = None, closed: bool = False
+    program: str,
+    *flags: object,
+    folder: Path,
+    environment: dict[str, str] | None = None,
+    closed: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run train.py, eval.py or generate.py as the console would, in this folder; `closed`: without standard output."""
     out, err = folder / ".out", folder / ".err"
@@ -168,7 +182,8 @@ def _serve(requests: int) -> None:
             _run(requests, **request)
         else:
             with contextlib.suppress(PermissionError):
-                os.setpgid(answer, answer)  # here too: whoever gets the pid may kill the group at once
+                # here too: whoever gets the pid may kill the group at once
+                os.setpgid(answer, answer)
             alive.add(answer)
         lines.write(f"{answer}\n")
         lines.flush()
@@ -177,7 +192,9 @@ def _serve(requests: int) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def _run(requests: int, target: str, log: str, environment: dict[str, str], named: dict[str, Any]) -> NoReturn:
+def _run(
+    requests: int, target: str, log: str, environment: dict[str, str], named: dict[str, Any]
+) -> NoReturn:
     """Be a process of one's own, which must not return to the server."""
     os.setpgid(0, 0)
     os.close(requests)
@@ -191,7 +208,9 @@ def _run(requests: int, target: str, log: str, environment: dict[str, str], name
         os.close(descriptor)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+        signal.signal(
+            number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler
+        )
     warnings.resetwarnings()
     tqdm.tqdm.set_lock(threading.RLock())  # a thread of the tests may have held the other
     os.environ.update(environment)

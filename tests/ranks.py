@@ -31,7 +31,11 @@ class _Pool:
     def __init__(self, world: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._world, self._forks, self._lines = world, [], []
-        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        place = {
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
         with Listener(f"{self._folder.name}/socket") as listener:
             for i in range(world):
                 log, environment = Path(self._folder.name, f"log_{i}"), place | {"RANK": str(i)}

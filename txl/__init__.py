@@ -1,5 +1,6 @@
-"""Transformer-XL (Dai et al. 2019): `txl.load` for trained models, `TransformerXL` for new ones, `MemoryTransformer`
-for vectors in place of words."""
+"""Transformer-XL (Dai et al. 2019): `txl.load` for trained models, `TransformerXL` for new ones,
+`MemoryTransformer` for vectors in place of words.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -7,7 +7,10 @@ from txl.cli.launch import PROGRAMS, launch
 
 def main() -> None:
     """Run the program of the first argument."""
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if len(sys.argv) > 1:
+        name = sys.argv[1]
+    else:
+        name = ""
     if name in PROGRAMS:
         sys.argv[:2] = [f"txl {name}"]
         launch(name)
@@ -16,7 +19,10 @@ def main() -> None:
         for title, program in PROGRAMS.items():
             print(f"  {title:<11} {program.does:<68} {program.same}")
         sys.exit(0)
-    print(f"txl: {name or 'no program'}: none of {', '.join(PROGRAMS)}; see txl --help", file=sys.stderr)
+    print(
+        f"txl: {name or 'no program'}: none of {', '.join(PROGRAMS)}; see txl --help",
+        file=sys.stderr,
+    )
     sys.exit(2)
 
 

@@ -1,4 +1,6 @@
-"""Transformer-XL for vectors in place of words: agents, time series, anything read segment by segment."""
+"""Transformer-XL for vectors in place of words: agents, time series, anything read segment by
+segment.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +26,8 @@ class AgentMemory:
     Attributes:
         memory: what the layers remember.
         age_B: vectors of each row's episode so far, (B,); None: no row has ever started anew.
-        n_step_B: vectors of the segment that each row was last read in, (B,), where the position encoding depends on
-            it; None: it does not, or nothing has been read.
+        n_step_B: vectors of the segment that each row was last read in, (B,), where the position
+            encoding depends on it; None: it does not, or nothing has been read.
     """
 
     memory: AnyMemory
@@ -34,24 +36,38 @@ class AgentMemory:
 
     def rows(self, index_B: Tensor) -> "AgentMemory":
         """The rows with these indices, which may repeat, in their order."""
-        counts = {name: count_B[index_B] for name, count_B in self._counts().items()}
+        counts = {}
+        for name, count_B in self._counts().items():
+            counts[name] = count_B[index_B]
         return AgentMemory._of_counts(self.memory.rows(index_B), counts)
 
     def to(self, device: torch.device | str) -> "AgentMemory":
         """A copy on a device."""
-        counts = {name: count_B.to(device) for name, count_B in self._counts().items()}
+        counts = {}
+        for name, count_B in self._counts().items():
+            counts[name] = count_B.to(device)
         return AgentMemory._of_counts(self.hidden.to(torch.device(device)), counts)
 
     def detached(self) -> "AgentMemory":
-        """Without the graph of what it was computed from, before a step that has a backward pass of its own."""
-        memory = self.memory if isinstance(self.memory, KeyValueMemory) else self.memory.detached()
+        """Without the graph of what it was computed from, before a step that has a backward pass of
+        its own.
+        """
+        if isinstance(self.memory, KeyValueMemory):
+            memory = self.memory
+        else:
+            memory = self.memory.detached()
         return replace(self, memory=memory)
 
     @property
     def hidden(self) -> Memory:
-        """The memory of hidden states. Raises `ValueError` if it is projected, see `MemoryTransformer.projected`."""
+        """The memory of hidden states.
+
+        Raises `ValueError` if it is projected, see `MemoryTransformer.projected`.
+        """
         if isinstance(self.memory, KeyValueMemory):
-            raise ValueError("projected keys and values serve one rollout; keep the memory that it began with")
+            raise ValueError(
+                "projected keys and values serve one rollout; keep the memory that it began with"
+            )
         return self.memory
 
     def tensors(self) -> dict[str, Tensor]:
@@ -65,8 +81,14 @@ class AgentMemory:
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "AgentMemory":
         """The memory of these `tensors`."""
-        counts = {name: tensor for name, tensor in tensors.items() if name in ("age", "n_step")}
-        rest = {name: tensor for name, tensor in tensors.items() if name not in counts}
+        counts = {}
+        for name, tensor in tensors.items():
+            if name in ("age", "n_step"):
+                counts[name] = tensor
+        rest = {}
+        for name, tensor in tensors.items():
+            if name not in counts:
+                rest[name] = tensor
         return cls._of_counts(of_named(rest), counts)
 
     @classmethod
@@ -74,12 +96,19 @@ class AgentMemory:
         """The rows of several memories of as many steps, in their order.
 
         Raises:
-            ValueError: if they remember different numbers of steps, see `streams.joined`, or one is projected.
+            ValueError: if they remember different numbers of steps, see `streams.joined`, or one is
+                projected.
         """
         memory = joined([part.hidden for part in parts])
         is_aged = any(part.age_B is not None for part in parts)
-        ages_B = torch.cat([part.ages_B for part in parts]) if is_aged else None
-        n_steps = [part.n_step_B for part in parts if part.n_step_B is not None]
+        if is_aged:
+            ages_B = torch.cat([part.ages_B for part in parts])
+        else:
+            ages_B = None
+        n_steps = []
+        for part in parts:
+            if part.n_step_B is not None:
+                n_steps.append(part.n_step_B)
         return cls(memory, ages_B, torch.cat(n_steps) if len(n_steps) == len(parts) else None)
 
     def _counts(self) -> dict[str, Tensor]:
@@ -93,24 +122,31 @@ class AgentMemory:
 
     @property
     def ages_B(self) -> Tensor:
-        """`age_B`; where no row has started anew, all that is remembered belongs to its episode: older than any."""
+        """`age_B`; where no row has started anew, all that is remembered belongs to its episode:
+        older than any.
+        """
         if self.age_B is not None:
             return self.age_B
         layer = self.memory.layers[0]
-        device = layer.device if isinstance(layer, Tensor) else layer.k_BNMH.device
+        if isinstance(layer, Tensor):
+            device = layer.device
+        else:
+            device = layer.k_BNMH.device
         return torch.full((self.memory.batch_size,), _EVER, device=device)
 
 
 class MemoryTransformer(Body):
     """The layers of Transformer-XL, for vectors: an agent's observations, for instance.
 
-        body = MemoryTransformer(ModelConfig(n_layer=4, d_model=128, n_head=4, d_head=32, d_inner=512))
-        hidden_BTD, memory = body(x_BTD, memory, context, reset_BT)
+        body = MemoryTransformer(ModelConfig(n_layer=4, d_model=128, n_head=4, d_head=32,
+        d_inner=512)) hidden_BTD, memory = body(x_BTD, memory, context, reset_BT)
 
-    One step at a time gives the numbers that whole segments give if `context.same_length` is set: every vector then
-    sees the mem_len last ones, itself included, wherever segments end. Encodings that place hidden states count from
-    where the memory begins; with these all segments must be of one length.
-    Weights are as PyTorch draws them for linear layers, wide enough for a few layers without a rate to warm up.
+    One step at a time gives the numbers that whole segments give if `context.same_length` is set:
+    every vector then sees the mem_len last ones, itself included, wherever segments end. Encodings
+    that place hidden states count from where the memory begins; with these all segments must be of
+    one length.
+    Weights are as PyTorch draws them for linear layers, wide enough for a few layers without a rate
+    to warm up.
     """
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> None:
@@ -121,32 +157,43 @@ class MemoryTransformer(Body):
                 module.reset_parameters()
 
     def forward(
-        self, x_BTD: Tensor, memory: AgentMemory | None, context: Context, reset_BT: Tensor | None = None
+        self,
+        x_BTD: Tensor,
+        memory: AgentMemory | None,
+        context: Context,
+        reset_BT: Tensor | None = None,
     ) -> tuple[Tensor, AgentMemory]:
         """Read a segment of vectors.
 
         Args:
             x_BTD: the vectors, (B, T, d_model).
             memory: what was returned for the segment before; None: the first one.
-            reset_BT: True where a row starts anew: that vector and those after it see nothing before it, (B, T). None:
-                no row starts anew in this segment.
+            reset_BT: True where a row starts anew: that vector and those after it see nothing
+                before it, (B, T). None: no row starts anew in this segment.
         Returns:
-            The hidden states of the last layer, (B, T, d_model), and the memory for the next segment.
+            The hidden states of the last layer, (B, T, d_model), and the memory for the next
+            segment.
         Raises:
-            ValueError: if a shape is wrong, resets are not booleans, or the memory is that of another model or of other
-                rows.
-            UsageError: if position encoding, attention rule or memory do not support the context or resets, or the
-                encoding no segments of another length than the one before.
+            ValueError: if a shape is wrong, resets are not booleans, or the memory is that of
+                another model or of other rows.
+            UsageError: if position encoding, attention rule or memory do not support the context or
+                resets, or the encoding no segments of another length than the one before.
         """
         self._require_fit(x_BTD, memory, reset_BT)
         if memory is None:
-            ages_B = None if reset_BT is None else torch.zeros(len(x_BTD), dtype=torch.int64, device=x_BTD.device)
+            if reset_BT is None:
+                ages_B = None
+            else:
+                ages_B = torch.zeros(len(x_BTD), dtype=torch.int64, device=x_BTD.device)
             memory = AgentMemory(self.empty_memory(len(x_BTD), like=x_BTD), ages_B)
         since_BT = None
         if reset_BT is not None or memory.age_B is not None:
             since_BT = _since(memory.ages_B, reset_BT, n_new=x_BTD.shape[1])
         hidden_BTD, after = self._read(x_BTD, memory.memory, context, since_BT)
-        age_B = None if since_BT is None else since_BT[:, -1] + 1
+        if since_BT is None:
+            age_B = None
+        else:
+            age_B = since_BT[:, -1] + 1
         return hidden_BTD, AgentMemory(after, age_B, self._n_step_B(x_BTD))
 
     def _read(
@@ -157,15 +204,17 @@ class MemoryTransformer(Body):
         needs_gradients = x_BTD.requires_grad or any(p.requires_grad for p in self.parameters())
         if torch.is_grad_enabled() and needs_gradients:
             raise ValueError(
-                "a memory of keys and values takes no gradient; use torch.no_grad(), or start with memory=None"
+                "a memory of keys and values takes no gradient; use torch.no_grad(), or start with"
+                " memory=None"
             )
         return read(self, x_BTD, memory, context, since_BT)
 
     @torch.no_grad()
     def projected(self, memory: AgentMemory | None, batch_size: int | None = None) -> AgentMemory:
-        """The memory with keys and values projected, for steps without gradients and with fixed weights, which take
-        less time; the same one where the encoding or the memory's rule does not allow it. What a learner starts from,
-        or what is stored, is the memory with which a rollout began.
+        """The memory with keys and values projected, for steps without gradients and with fixed
+        weights, which take less time; the same one where the encoding or the memory's rule does not
+        allow it. What a learner starts from, or what is stored, is the memory with which a rollout
+        began.
 
         Args:
             memory: None: an empty one, for `batch_size` rows.
@@ -183,36 +232,56 @@ class MemoryTransformer(Body):
         return torch.full((len(x_BTD),), x_BTD.shape[1], device=x_BTD.device)
 
     def _require_one_length(self, memory: AgentMemory, n_new: int) -> None:
-        """Raise `UsageError` where the encoding gives other numbers in segments of another length."""
+        """Raise `UsageError` where the encoding gives other numbers in segments
+        of another length.
+        """
         if memory.n_step_B is None or bool((memory.n_step_B == n_new).all()):
             return
         before = sorted(set(memory.n_step_B.tolist()))
         raise UsageError(
-            f"--position {self.config.position}: a segment of {n_new} steps after one of "
-            f"{' and '.join(map(str, before))}: it counts places from where the memory begins, so that a step depends "
-            f"on the length of its segment; read segments of one length, or use an encoding of distances, such as "
-            f"{ModelConfig.position}"
+            f"--position {self.config.position}: a segment of {n_new} steps after one of"
+            f" {' and '.join(map(str, before))}: it counts places from where the memory begins, so"
+            " that a step depends on the length of its segment; read segments of one length, or"
+            f" use an encoding of distances, such as {ModelConfig.position}"
         )
 
-    def _require_fit(self, x_BTD: Tensor, memory: AgentMemory | None, reset_BT: Tensor | None) -> None:
-        shape, d_model = tuple(x_BTD.shape), self.config.d_model
+    def _require_fit(
+        self, x_BTD: Tensor, memory: AgentMemory | None, reset_BT: Tensor | None
+    ) -> None:
+        shape = tuple(x_BTD.shape)
+        d_model = self.config.d_model
         if len(shape) != 3 or shape[2] != d_model:
             raise ValueError(f"vectors of shape {shape}: must be (rows, steps, {d_model})")
         if shape[1] == 0:
             raise ValueError(f"vectors of shape {shape}: must have at least one step")
         if reset_BT is not None and reset_BT.dtype != torch.bool:
-            raise ValueError(f"reset of {reset_BT.dtype}: must be True where a row starts anew; give reset.bool()")
+            raise ValueError(
+                f"reset of {reset_BT.dtype}: must be True where a row starts anew; give"
+                " reset.bool()"
+            )
         if reset_BT is not None and reset_BT.shape != x_BTD.shape[:2]:
-            raise ValueError(f"reset of shape {tuple(reset_BT.shape)}: must be {shape[:2]}, as the vectors {shape}")
+            raise ValueError(
+                f"reset of shape {tuple(reset_BT.shape)}: must be {shape[:2]}, as the vectors"
+                f" {shape}"
+            )
         if memory is None:
             return
         if isinstance(memory.memory, Memory):
-            own, (n_layer, width) = memory.memory, (len(memory.memory.layers), memory.memory.layers[0].shape[-1])
+            own, (n_layer, width) = (
+                memory.memory,
+                (len(memory.memory.layers), memory.memory.layers[0].shape[-1]),
+            )
             if (own.batch_size, n_layer, width) != (shape[0], len(self.layers), d_model):
                 theirs = f"{own.batch_size} rows, {n_layer} layers of size {width}"
-                raise ValueError(f"memory of {theirs}: must have {shape[0]} rows, {len(self.layers)} of size {d_model}")
+                raise ValueError(
+                    f"memory of {theirs}: must have {shape[0]} rows, {len(self.layers)} of size"
+                    f" {d_model}"
+                )
         elif memory.memory.batch_size != shape[0]:
-            raise ValueError(f"memory of {memory.memory.batch_size} rows: must have {shape[0]}, as the vectors {shape}")
+            raise ValueError(
+                f"memory of {memory.memory.batch_size} rows: must have {shape[0]}, as the vectors"
+                f" {shape}"
+            )
         self._require_one_length(memory, shape[1])
 
 

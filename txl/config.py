@@ -1,7 +1,8 @@
-"""Configurations: dataclasses whose fields hold name, type, default, bounds and help text of a flag.
+"""Configurations: dataclasses whose fields hold name, type, default, bounds and help text of a
+flag.
 
-`txl.cli.flags` turns the fields into flags. The configurations of train.py, eval.py and generate.py are in `config.py`
-of `txl.training`, `txl.evaluation` and `txl.generation`.
+`txl.cli.flags` turns the fields into flags. The configurations of train.py, eval.py and generate.py
+are in `config.py` of `txl.training`, `txl.evaluation` and `txl.generation`.
 """
 
 import operator
@@ -13,7 +14,10 @@ from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin
 
 
 class UsageError(ValueError):
-    """An error that the user can fix. The message names the thing, what is wrong with it and what to do."""
+    """An error that the user can fix.
+
+    The message names the thing, what is wrong with it and what to do.
+    """
 
 
 TINY = 1e-30
@@ -30,11 +34,14 @@ TextKind = Literal["wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
 ATTN_IMPL_HELP = (
-    "implementation of relative attention, all with the same result; auto: the fastest; naive: by definition; dense: "
-    "stores the probabilities; blockwise: memory linear in the length; fused: a GPU kernel (Triton)"
+    "implementation of relative attention, all with the same result; auto: the fastest; naive: by"
+    " definition; dense: stores the probabilities; blockwise: memory linear in the length; fused: a"
+    " GPU kernel (Triton)"
 )
 KEEP_MIB = 32
-"""The default of --attn_keep_mib: so much stays in the second-level cache of an H100 or H200, which has 50 MB."""
+"""The default of --attn_keep_mib: so much stays in the second-level cache of an H100 or H200, which
+has 50 MB.
+"""
 DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: CUDA if available, else the CPU"
 CLAMP_LEN_HELP = "larger distances share the position encoding of this one (-1 or 0: off)"
 LOOKUP_LEN_HELP = "tokens before the memory that are looked up"
@@ -65,8 +72,15 @@ def refusal(value: float, limits: Limits) -> str:
     """What the value must be; empty if it is in range. NaN never is."""
     if isinstance(value, int) and not {"maximum", "below"} & limits.keys():
         limits = {**limits, "below": _LARGEST}
-    rules = [(*_RULES[name], bound) for name, bound in limits.items() if name in _RULES]
-    finite = isinstance(value, int) or isfinite(value) or (value == inf and not limits.get("finite", True))
+    rules = []
+    for name, bound in limits.items():
+        if name in _RULES:
+            rules.append((*_RULES[name], bound))
+    finite = (
+        isinstance(value, int)
+        or isfinite(value)
+        or (value == inf and not limits.get("finite", True))
+    )
     if finite and all(holds(value, bound) for _, holds, bound in rules):
         return ""
     parts = [f"{word} {_number(bound)}" for word, _, bound in rules]
@@ -74,7 +88,9 @@ def refusal(value: float, limits: Limits) -> str:
 
 
 def _number(bound: Any) -> str:
-    return f"2^{log2(bound):.0f}" if bound >= 2**20 and log2(bound).is_integer() else f"{bound:g}"
+    if bound >= 2**20 and log2(bound).is_integer():
+        return f"2^{log2(bound):.0f}"
+    return f"{bound:g}"
 
 
 def option(
@@ -92,12 +108,20 @@ def option(
     Args:
         flag: False: not a flag.
         section: title in --help of this field and those after it.
-        when: (another field, values of it): the flag has no effect otherwise, and is refused; no values: any but the
-            default.
-        repeats: a flag of several values that is given twice has the values of both; else those of the last.
+        when: (another field, values of it): the flag has no effect otherwise, and is refused; no
+            values: any but the default.
+        repeats: a flag of several values that is given twice has the values of both; else those of
+            the last.
         bounds: of a number, or of each number of a tuple; None is not checked.
     """
-    metadata = {"help": help, "flag": flag, "section": section, "when": when, "repeats": repeats, "bounds": bounds}
+    metadata = {
+        "help": help,
+        "flag": flag,
+        "section": section,
+        "when": when,
+        "repeats": repeats,
+        "bounds": bounds,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -108,8 +132,9 @@ def require(condition: bool, message: str) -> None:
 
 
 class Checked:
-    """A configuration that checks the choices and bounds of its fields when it is created; no text in one is empty.
-    Raises `UsageError`."""
+    """A configuration that checks the choices and bounds of its fields when it is created; no text
+    in one is empty. Raises `UsageError`.
+    """
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -119,16 +144,22 @@ class Checked:
 
 
 def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
-    """A configuration: those of its fields that are `asked` for override `base`, which overrides the defaults."""
+    """A configuration: those of its fields that are `asked` for override `base`, which overrides
+    the defaults.
+    """
     names = {f.name for f in fields(cls)}
     return cls(**{**base, **{name: value for name, value in asked.items() if name in names}})
 
 
 def check_field(f: Field, value: Any) -> None:
-    """Raise `UsageError` if a value is not among the choices, or out of the bounds, of a field made by `option`."""
+    """Raise `UsageError` if a value is not among the choices, or out of the bounds, of a field made
+    by `option`.
+    """
     require(value != "", f"--{f.name} is empty: give it a value, or leave the flag out")
     if get_origin(f.type) is Literal and value not in get_args(f.type):
-        raise UsageError(f"--{f.name} {value}: no such choice; there are {', '.join(map(str, get_args(f.type)))}")
+        raise UsageError(
+            f"--{f.name} {value}: no such choice; there are {', '.join(map(str, get_args(f.type)))}"
+        )
     if isinstance(value, int | float) and not isinstance(value, bool):
         must_be = refusal(value, f.metadata["bounds"])
         require(not must_be, f"--{f.name} {value}: must be {must_be}")
@@ -136,7 +167,10 @@ def check_field(f: Field, value: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Checked):
-    """The model's architecture. Saved in every checkpoint, whose values override flags and defaults."""
+    """The model's architecture.
+
+    Saved in every checkpoint, whose values override flags and defaults.
+    """
 
     n_token: int = option(0, "words in the vocabulary", flag=False, **LENGTH)
     n_layer: int = option(12, "number of layers", section="model", minimum=1, maximum=2**12)
@@ -145,34 +179,63 @@ class ModelConfig(Checked):
     d_model: int = option(500, "size of the hidden states (even)", **SIZE)
     d_inner: int = option(1000, "inner size of the feed-forward net", **SIZE)
     d_embed: int = option(-1, "size of the word embeddings (-1: d_model)", **SIZE)
-    adaptive: bool = option(False, "adaptive softmax, with the data set's cutoffs unless --cutoffs is given")
+    adaptive: bool = option(
+        False, "adaptive softmax, with the data set's cutoffs unless --cutoffs is given"
+    )
     cutoffs: tuple[int, ...] = option(
-        (), "ranks of the words at which a new cluster of the adaptive softmax begins; auto: the fastest"
+        (),
+        "ranks of the words at which a new cluster of the adaptive softmax begins; auto: the"
+        " fastest",
     )
-    div_val: int = option(1, "each cluster's embedding is this many times narrower than the one before", minimum=1)
+    div_val: int = option(
+        1, "each cluster's embedding is this many times narrower than the one before", minimum=1
+    )
     not_tied: bool = option(False, "do not tie the word embedding and softmax weights")
-    tie_projs: tuple[bool, ...] = option((), "per cluster: softmax and embedding share the projection", flag=False)
-    pre_lnorm: bool = option(False, "apply LayerNorm to the input of a sub-layer instead of its output")
-    layer_norm_epsilon: float = option(1e-5, "added to the variance in LayerNorm", flag=False, minimum=0)
-    reversible: bool = option(
-        False, "reversible layers: inputs are recomputed from outputs, so no activations are kept; needs --pre_lnorm"
+    tie_projs: tuple[bool, ...] = option(
+        (), "per cluster: softmax and embedding share the projection", flag=False
     )
-    gate: str = option("none", "gate in place of each residual sum, as in GTrXL; needs --pre_lnorm; none: the sum")
+    pre_lnorm: bool = option(
+        False, "apply LayerNorm to the input of a sub-layer instead of its output"
+    )
+    layer_norm_epsilon: float = option(
+        1e-5, "added to the variance in LayerNorm", flag=False, minimum=0
+    )
+    reversible: bool = option(
+        False,
+        "reversible layers: inputs are recomputed from outputs, so no activations are kept; needs"
+        " --pre_lnorm",
+    )
+    gate: str = option(
+        "none", "gate in place of each residual sum, as in GTrXL; needs --pre_lnorm; none: the sum"
+    )
     gate_bias: float = option(
         2.0,
-        "what the bias of gates begins at: the larger, the nearer is a layer to one that does nothing",
+        "what the bias of gates begins at: the larger, the nearer is a layer to one that does"
+        " nothing",
         when=("gate", "gru", "output", "highway", "sigmoid_tanh"),
     )
-    activation: Literal["relu", "gelu", "relu2", "silu", "glu", "reglu", "geglu", "swiglu"] = option(
-        "relu", "activation of the feed-forward net; relu2: squared; those with glu: gated, with 2 d_inner columns"
+    activation: Literal["relu", "gelu", "relu2", "silu", "glu", "reglu", "geglu", "swiglu"] = (
+        option(
+            "relu",
+            "activation of the feed-forward net; relu2: squared; those with glu: gated, with 2"
+            " d_inner columns",
+        )
     )
     recurrence: Literal["below", "same"] = option(
-        "below", "what a layer keeps in memory: below: its inputs; same: its outputs, which reach back without limit"
+        "below",
+        "what a layer keeps in memory: below: its inputs; same: its outputs, which reach back"
+        " without limit",
     )
-    position: str = option("rel_sinusoid", "position encoding, see docs/encodings.md", section="position encoding")
-    untie_r: bool = option(False, "each layer has its own position parameters (such as u and v) instead of shared ones")
+    position: str = option(
+        "rel_sinusoid", "position encoding, see docs/encodings.md", section="position encoding"
+    )
+    untie_r: bool = option(
+        False, "each layer has its own position parameters (such as u and v) instead of shared ones"
+    )
     n_position: int | None = option(
-        None, "rows of learned position tables (not given: tgt_len + ext_len + mem_len of the training)", **SIZE
+        None,
+        "rows of learned position tables (not given: tgt_len + ext_len + mem_len of the training)",
+        **SIZE,
     )
     max_distance: int | None = option(
         None, "largest distance that is told from others (not given: see docs/encodings.md)", **SIZE
@@ -181,44 +244,64 @@ class ModelConfig(Checked):
     count_back: bool = option(False, "positions count from the end", flag=False)
     attention: str = option(
         "softmax",
-        "attention rule; performer: random features, linear in the length; lsh: within the buckets of a hash",
+        "attention rule; performer: random features, linear in the length; lsh: within the buckets"
+        " of a hash",
         section="attention rule",
     )
     n_feature: int = option(256, "random features per layer", **FEW)
-    lsh_round: int = option(4, "rounds of hashing", minimum=1, maximum=255)  # shared rounds are counted in a byte
+    # shared rounds are counted in a byte
+    lsh_round: int = option(4, "rounds of hashing", minimum=1, maximum=255)
     lsh_bucket: int = option(64, "buckets per round (even)", minimum=2)
     lsh_reach: int = option(
-        64, "earlier tokens of its bucket that a token attends to, and size of the sorted chunks", minimum=1
+        64,
+        "earlier tokens of its bucket that a token attends to, and size of the sorted chunks",
+        minimum=1,
     )
 
-    memory: str = option("fifo", "what is kept of earlier segments, see docs/memory.md", section="memory")
+    memory: str = option(
+        "fifo", "what is kept of earlier segments, see docs/memory.md", section="memory"
+    )
     compress_rate: int = option(4, "states that are compressed into one", minimum=2, maximum=2**16)
     compression: Literal["conv", "mean", "max", "most_used"] = option(
-        "conv", "how; conv: a convolution that has a loss of its own; most_used: the one with the most attention stays"
+        "conv",
+        "how; conv: a convolution that has a loss of its own; most_used: the one with the most"
+        " attention stays",
     )
     compress_loss: Literal["attention", "reconstruction"] = option(
         "attention",
         "what the convolution learns to keep: what the layer attends to, or the states themselves",
         when=("compression", "conv"),
     )
-    lookup_layer: int = option(-1, "the layer that looks up, from 0; from -1 down: from the last one")
+    lookup_layer: int = option(
+        -1, "the layer that looks up, from 0; from -1 down: from the last one"
+    )
     lookup_k: int = option(32, "keys that are found", minimum=1, maximum=2**16)
     infini_update: Literal["linear", "delta"] = option(
-        "linear", "what is added to the matrix; delta: values less those that it already gives for the keys"
+        "linear",
+        "what is added to the matrix; delta: values less those that it already gives for the keys",
     )
-    n_memory_token: int = option(8, "vectors that are read before a segment and written after it", **FEW)
-    max_span: int = option(1024, "tokens that a state can stay at most, before a ramp down to nothing", **SIZE)
+    n_memory_token: int = option(
+        8, "vectors that are read before a segment and written after it", **FEW
+    )
+    max_span: int = option(
+        1024, "tokens that a state can stay at most, before a ramp down to nothing", **SIZE
+    )
     span_ramp: int = option(64, "tokens of that ramp", **SIZE)
-    span_loss: float = option(1e-6, "what a token of the mean span adds to the loss, per layer", minimum=0)
+    span_loss: float = option(
+        1e-6, "what a token of the mean span adds to the loss, per layer", minimum=0
+    )
     neural_layers: Literal[1, 2] = option(1, "layers of the network that remembers")
-    own: dict[str, Any] = field(default_factory=dict, metadata={"flag": False, "bounds": {}, "when": (), "help": ""})
+    own: dict[str, Any] = field(
+        default_factory=dict, metadata={"flag": False, "bounds": {}, "when": (), "help": ""}
+    )
     """Settings of parts that are defined in files of one's own, see `txl.plugins`."""
 
     def __post_init__(self) -> None:
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
         super().__post_init__()
-        at, n = self.lookup_layer, self.n_layer
+        at = self.lookup_layer
+        n = self.n_layer
         there = f"the model has {n} layer(s); name one from 0 to {n - 1}, or from -{n} to -1"
         require(-n <= at < n, f"--lookup_layer {at}: {there}")
         of_buckets = "and at least 2, buckets are directions and their opposites"
@@ -226,10 +309,20 @@ class ModelConfig(Checked):
             value = getattr(self, name)
             require(value % 2 == 0, f"--{name} {value}: must be even {why}; use {value + 1}")
         invertible = not self.reversible or self.pre_lnorm
-        require(invertible, "--reversible needs --pre_lnorm: LayerNorm after a residual connection cannot be inverted")
+        require(
+            invertible,
+            "--reversible needs --pre_lnorm: LayerNorm after a residual connection cannot be"
+            " inverted",
+        )
         if self.gate != "none":
-            require(self.pre_lnorm, f"--gate {self.gate} needs --pre_lnorm: it keeps a path that nothing changes")
-            require(not self.reversible, f"--gate {self.gate} and --reversible: a gate cannot be inverted; drop one")
+            require(
+                self.pre_lnorm,
+                f"--gate {self.gate} needs --pre_lnorm: it keeps a path that nothing changes",
+            )
+            require(
+                not self.reversible,
+                f"--gate {self.gate} and --reversible: a gate cannot be inverted; drop one",
+            )
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         object.__setattr__(self, "adaptive", self.adaptive or bool(self.cutoffs))
         object.__setattr__(self, "tie_projs", tuple(self.tie_projs))
@@ -239,9 +332,16 @@ class ModelConfig(Checked):
         given = " ".join(map(str, self.cutoffs))
         borders = (0, *self.cutoffs)
         ascending = all(a < b for a, b in pairwise(borders))
-        require(ascending, f"--cutoffs {given}: must be positive and ascending, with no rank named twice")
+        require(
+            ascending,
+            f"--cutoffs {given}: must be positive and ascending, with no rank named twice",
+        )
         inside = not self.cutoffs or borders[-1] < self.n_token
-        require(inside, f"--cutoffs {given}: beyond the vocabulary of {self.n_token} words; the last must be below it")
+        require(
+            inside,
+            f"--cutoffs {given}: beyond the vocabulary of {self.n_token} words; the last must be"
+            " below it",
+        )
 
     @property
     def cluster_sizes(self) -> tuple[int, ...]:
@@ -257,38 +357,60 @@ class ModelConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Checked):
-    """How far a forward pass looks back, in tokens. Not part of the weights: evaluation may look back further than
-    training did."""
+    """How far a forward pass looks back, in tokens. Not part of the weights: evaluation may look
+    back further than training did.
+    """
 
     tgt_len: int = option(70, "tokens predicted per segment", section="context", **SIZE)
-    mem_len: int = option(0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH)
-    compressed_len: int | None = option(None, f"{COMPRESSED_LEN_HELP} (not given: mem_len)", **LENGTH)
+    mem_len: int = option(
+        0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH
+    )
+    compressed_len: int | None = option(
+        None, f"{COMPRESSED_LEN_HELP} (not given: mem_len)", **LENGTH
+    )
     lookup_len: int = option(4096, LOOKUP_LEN_HELP, **LOOKUP)
-    ext_len: int = option(0, "tokens before the segment that are read again instead of remembered", **LENGTH)
+    ext_len: int = option(
+        0, "tokens before the segment that are read again instead of remembered", **LENGTH
+    )
     same_length: bool = option(False, SAME_LENGTH_HELP)
     clamp_len: int = option(-1, CLAMP_LEN_HELP, minimum=-1, below=2**31)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         sees_keys = not self.same_length or self.mem_len > 0
-        require(sees_keys, "--same_length needs --mem_len > 0 for a key to see; give a memory, or --no_same_length")
+        require(
+            sees_keys,
+            "--same_length needs --mem_len > 0 for a key to see; give a memory, or"
+            " --no_same_length",
+        )
 
     @property
     def n_compressed(self) -> int:
         """The largest number of compressed states."""
-        return self.mem_len if self.compressed_len is None else self.compressed_len
+        if self.compressed_len is None:
+            return self.mem_len
+        return self.compressed_len
 
     def as_asked(self, reading: Any, **lengths: int | None) -> "Context":
-        """A copy with those of its fields that a configuration of a reading gives, and not as several to compare, and
-        with these lengths. All are laid over the old ones at once: whether they go together is judged of the new."""
-        given = {f.name: getattr(reading, f.name, None) for f in fields(self)}
-        single = {name: value for name, value in given.items() if not isinstance(value, tuple)}
+        """A copy with those of its fields that a configuration of a reading gives, and not as
+        several to compare, and with these lengths. All are laid over the old ones at once: whether
+        they go together is judged of the new.
+        """
+        given = {}
+        for f in fields(self):
+            given[f.name] = getattr(reading, f.name, None)
+        single = {}
+        for name, value in given.items():
+            if not isinstance(value, tuple):
+                single[name] = value
         return self.overlaid(**single | lengths)
 
     def at_most(self, n_token: int, *names: str) -> "Context":
         """A copy in which these lengths are at most n_token; those that are not given stay so."""
         given = {name: getattr(self, name) for name in names}
-        return self.overlaid(**{name: min(length, n_token) for name, length in given.items() if length is not None})
+        return self.overlaid(
+            **{name: min(length, n_token) for name, length in given.items() if length is not None}
+        )
 
     def overlaid(self, **given: int | bool | None) -> "Context":
         """A copy with the given values; None: not given."""

@@ -33,13 +33,16 @@ def errors_naming(path: Path) -> Iterator[None]:
 class NoFileError(OSError):
     """A folder, a pipe or a device stands where a file belongs."""
 
-    def __init__(self, name: str, what: str = "is a folder, a pipe or a device, and no file") -> None:
+    def __init__(
+        self, name: str, what: str = "is a folder, a pipe or a device, and no file"
+    ) -> None:
         super().__init__(errno.EINVAL, what, name)
 
 
 def not_through_a_link(name: str, flags: int) -> int:
-    """An `opener` for `open`. Raises `OSError` if a link stands in the file's place, which in an unpacked folder may
-    lead to any file of the user, `NoFileError` if it is no file."""
+    """An `opener` for `open`. Raises `OSError` if a link stands in the file's place, which in an
+    unpacked folder may lead to any file of the user, `NoFileError` if it is no file.
+    """
     try:
         return regular(name, flags | os.O_NOFOLLOW)
     except OSError as error:
@@ -49,7 +52,10 @@ def not_through_a_link(name: str, flags: int) -> int:
 
 
 def regular(name: str, flags: int) -> int:
-    """An `opener` for `open`. Raises `NoFileError` for a pipe, which may block, and a device, which may never end."""
+    """An `opener` for `open`.
+
+    Raises `NoFileError` for a pipe, which may block, and a device, which may never end.
+    """
     try:
         descriptor = os.open(name, flags | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -69,15 +75,18 @@ def content_of(path: Path) -> bytes:
 
 
 def typed_content(path: str | Path) -> bytes:
-    """The content of a file or pipe that the user has named. Raises `NoFileError` for a device that may never end,
-    `OSError` if it cannot be read."""
+    """The content of a file or pipe that the user has named. Raises `NoFileError` for a device that
+    may never end, `OSError` if it cannot be read.
+    """
     with open(path, "rb") as file:
         require_end(file)
         return file.read()
 
 
 def require_end(file: BinaryIO) -> None:
-    """Raise `NoFileError` if an open file is a device, such as /dev/zero, other than a terminal and /dev/null."""
+    """Raise `NoFileError` if an open file is a device, such as /dev/zero, other than a terminal and
+    /dev/null.
+    """
     try:
         descriptor = file.fileno()
     except io.UnsupportedOperation:  # a text in memory in the place of standard input
@@ -99,8 +108,9 @@ def _is_link(path: Path) -> OSError:
 
 
 def place_below(folder: Path, name: str) -> Path:
-    """Where a file that an archive or another list names has its place in a folder. Raises `ValueError` if the name
-    leads out of it."""
+    """Where a file that an archive or another list names has its place in a folder. Raises
+    `ValueError` if the name leads out of it.
+    """
     if os.path.isabs(name) or ".." in Path(name).parts or "\0" in name:
         raise ValueError(f"the name {name!r} leads out of its folder")
     return folder / name
@@ -116,16 +126,18 @@ def discard(folder: Path) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path` to write to; flushed and renamed at the end, removed on errors and SIGTERM.
+    """Yields a temporary path beside `path` to write to; flushed and renamed at the end, removed on
+    errors and SIGTERM.
 
-    Temporary files that killed processes left for `path` are removed first. A link in the place of `path` is replaced,
-    and what it leads to stays as it is.
+    Temporary files that killed processes left for `path` are removed first. A link in the place of
+    `path` is replaced, and what it leads to stays as it is.
     """
     with errors_naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f".tmp.*.{path.name}"):
             _remove_left(left)
-        temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")  # the suffix tells writers the format
+        # the suffix tells writers the format
+        temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")
         try:
             with sigterm_raises(), open(temporary, "xb", opener=not_through_a_link) as held:
                 lock(held.fileno(), wait=False)
@@ -155,8 +167,9 @@ def _remove_left(path: Path) -> None:
 
 @contextmanager
 def folder_written_whole(folder: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `folder`, which may be there if empty; flushed with its files and renamed at the
-    end, removed on errors and SIGTERM."""
+    """Yields a temporary folder beside `folder`, which may be there if empty; flushed with its
+    files and renamed at the end, removed on errors and SIGTERM.
+    """
     with errors_naming(folder), sigterm_raises():
         temporary = folder.with_name(f".tmp.{os.getpid()}.{folder.name}")
         temporary.mkdir(parents=True)
@@ -173,7 +186,10 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises `SystemExit` if it would end the process at once, so that cleanup runs. Also a decorator."""
+    """SIGTERM raises `SystemExit` if it would end the process at once, so that cleanup runs.
+
+    Also a decorator.
+    """
 
     def end(*_: object) -> NoReturn:
         raise SystemExit(128 + signal.SIGTERM)
@@ -190,8 +206,9 @@ def sigterm_raises() -> Iterator[None]:
 
 
 def take_lock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file with flock(2); False if another process holds the lock. Raises `OSError` if the file system has
-    no locks, or for another reason."""
+    """Lock an open file with flock(2); False if another process holds the lock. Raises `OSError` if
+    the file system has no locks, or for another reason.
+    """
     operation = fcntl.LOCK_EX
     if not wait:
         operation |= fcntl.LOCK_NB
@@ -222,13 +239,19 @@ def require_writable(path: Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """True for what is written to as it is, and not replaced: devices, pipes, /dev/stdout also where it is a file."""
-    return (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (("dev",), ("proc",))
+    """True for what is written to as it is, and not replaced: devices, pipes, /dev/stdout also
+    where it is a file.
+    """
+    return (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (
+        ("dev",),
+        ("proc",),
+    )
 
 
 def require_readable(path: Path) -> None:
-    """Raise `OSError` if a file is there and cannot be opened: safetensors says of any such file that it is missing,
-    and waits for the other end of a pipe."""
+    """Raise `OSError` if a file is there and cannot be opened: safetensors says of any such file
+    that it is missing, and waits for the other end of a pipe.
+    """
     with suppress(FileNotFoundError):
         os.close(regular(str(path), os.O_RDONLY))
 

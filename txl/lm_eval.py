@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from txl.cli.launch import launch
 
-if __name__ == "__main__":  # before PyTorch is imported; the harness knows the models of the module that is imported
+# before PyTorch is imported; the harness knows the models of the module that is imported
+if __name__ == "__main__":
     launch("lm_eval")
 
 import torch
@@ -29,7 +30,8 @@ try:
     from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 except ImportError:
     raise ImportError(
-        'txl.lm_eval needs lm-evaluation-harness: pip install -e ".[lm-eval]" in a clone of the project'
+        'txl.lm_eval needs lm-evaluation-harness: pip install -e ".[lm-eval]" in a clone of the'
+        " project"
     ) from None
 
 T = TypeVar("T")
@@ -65,29 +67,46 @@ class TransformerXLForHarness(LM):
         **others: Any,
     ) -> None:
         super().__init__()
-        unknown = ", ".join(f"{name}={value}" for name, value in others.items() if name not in _OF_THE_HARNESS)
+        unknown = ", ".join(
+            f"{name}={value}" for name, value in others.items() if name not in _OF_THE_HARNESS
+        )
         names = "path, vocabulary, tgt_len, mem_len, clamp_len and dtype"
         require(not unknown, f"{unknown}: no such setting; there are {names}")
         require(path != "", "path is missing; give --model_args path=RUN")
         for name, value in {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}.items():
-            require(type(value) in (int, type(None)), f"{name}={value}: not a whole number; give one")
+            require(
+                type(value) in (int, type(None)), f"{name}={value}: not a whole number; give one"
+            )
         if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
             device = "auto"  # the harness asks for cuda:0 when nobody named a device
-        dtype = "float32" if dtype == "auto" else dtype
+        if dtype == "auto":
+            dtype = "float32"
         lm = LanguageModel.open(path, device=device, vocabulary=vocabulary, dtype=dtype)
-        context = lm.context.overlaid(ext_len=0, tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len)
+        context = lm.context.overlaid(
+            ext_len=0, tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len
+        )
         self.lm: LanguageModel = replace(lm, context=context)
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """For each (context, continuation): nats, negative, and whether each token is the most likely one."""
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """For each (context, continuation): nats, negative, and whether each token is the most
+        likely one.
+        """
         return self._answered("loglikelihood", requests, self._continued)
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """For each document: its log-likelihood in nats, read from its first word on with one memory."""
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """For each document: its log-likelihood in nats, read from its first word on with one
+        memory.
+        """
         return self._answered("loglikelihood_rolling", requests, self._read)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """For each (context, settings): words up to the first of the strings in `until`, or `max_gen_toks` of them."""
+        """For each (context, settings): words up to the first of the strings in `until`, or
+        `max_gen_toks` of them.
+        """
         return self._answered("generate_until", requests, self._generated)
 
     def _answered(self, kind: str, requests: Sequence[Any], answer: Callable[..., T]) -> list[T]:
@@ -100,7 +119,8 @@ class TransformerXLForHarness(LM):
     def _continued(self, context: str, continuation: str) -> tuple[float, bool]:
         ids = self._ids(continuation)
         before = [self.lm.tokenizer.eos_id, *self._ids(context)]
-        logprob, is_greedy = 0.0, True
+        logprob = 0.0
+        is_greedy = True
         with self.lm.computing():
             for logprob_NV, target_N in self._predictions(before + ids, first=len(before)):
                 logprob += float(logprob_NV.gather(1, target_N[:, None]).double().sum())
@@ -108,23 +128,42 @@ class TransformerXLForHarness(LM):
         return logprob, is_greedy
 
     def _read(self, text: str) -> float:
-        return -self.lm.score(text).total_nats if has_tokens(text, self.lm.tokenizer) else 0.0
+        if has_tokens(text, self.lm.tokenizer):
+            return -self.lm.score(text).total_nats
+        return 0.0
 
     def _generated(self, context: str, settings: dict[str, Any]) -> str:
-        names = ("num_beams", "length_penalty") if (settings.get("num_beams") or 1) > 1 else ("top_k", "top_p")
-        rule = {name: settings[name] for name in (*names, "no_repeat_ngram_size") if settings.get(name) is not None}
+        if (settings.get("num_beams") or 1) > 1:
+            names = ("num_beams", "length_penalty")
+        else:
+            names = ("top_k", "top_p")
+        rule = {}
+        for name in (*names, "no_repeat_ngram_size"):
+            if settings.get(name) is not None:
+                rule[name] = settings[name]
         if "num_beams" not in rule:
-            rule["temperature"] = float(settings.get("temperature") or 0.0) if settings.get("do_sample", True) else 0.0
+            rule["temperature"] = (
+                float(settings.get("temperature") or 0.0)
+                if settings.get("do_sample", True)
+                else 0.0
+            )
         length = next((int(settings[name]) for name in _LENGTHS if settings.get(name)), 256)
         until = settings.get("until") or []
-        until = [until] if isinstance(until, str) else until
-        return self.lm.generate(context, length=length, stop=[stop for stop in until if stop], **rule)
+        if isinstance(until, str):
+            until = [until]
+        return self.lm.generate(
+            context, length=length, stop=[stop for stop in until if stop], **rule
+        )
 
     @torch.no_grad()
     def _predictions(self, ids: list[int], *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Log-probabilities (N, V) of each segment's tokens from `first` on, and these tokens (N,)."""
-        model, context = self.lm.model, self.lm.reading_context(len(ids))
-        reader, words = Reader(model, context, 1), WordProbabilities.of(model)
+        """Log-probabilities (N, V) of each segment's tokens from `first` on,
+        and these tokens (N,).
+        """
+        model = self.lm.model
+        context = self.lm.reading_context(len(ids))
+        reader = Reader(model, context, 1)
+        words = WordProbabilities.of(model)
         for begin in range(0, len(ids) - 1, context.tgt_len):
             end = min(begin + context.tgt_len, len(ids) - 1)
             hidden_1TD = reader.read(torch.tensor([ids[begin:end]]))
@@ -134,12 +173,15 @@ class TransformerXLForHarness(LM):
                 yield words.all(hidden_1TD[0, -n_scored:]).cpu(), target_N
 
     def _ids(self, text: str) -> list[int]:
-        return self.lm.encode(text) if has_tokens(text, self.lm.tokenizer) else []
+        if has_tokens(text, self.lm.tokenizer):
+            return self.lm.encode(text)
+        return []
 
 
 def main(argv: Sequence[str]) -> None:
     """The harness's own command, which knows the model `txl` then. It reads `sys.argv` itself."""
     from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
 
-    logging.getLogger("txl.data_utils").setLevel(logging.ERROR)  # no line for every text with unknown words
+    # no line for every text with unknown words
+    logging.getLogger("txl.data_utils").setLevel(logging.ERROR)
     cli_evaluate()

@@ -1,9 +1,9 @@
 """Parts of a model in files of one's own: `--plugin my.py`, or `txl.plugin("my.py")`.
 
-A file may define memories, position encodings, attention rules and gates. Each is a class with a `name`, which is then
-a choice of --memory, --position, --attention or --gate. Settings of its own are the fields of a dataclass `Settings`
-inside the class, made with `txl.config.option`; they are flags of train.py, are saved with the model, and its
-constructor finds them in `config.own`.
+A file may define memories, position encodings, attention rules and gates. Each is a class with a
+`name`, which is then a choice of --memory, --position, --attention or --gate. Settings of its own
+are the fields of a dataclass `Settings` inside the class, made with `txl.config.option`; they are
+flags of train.py, are saved with the model, and its constructor finds them in `config.own`.
 """
 
 import sys
@@ -21,7 +21,10 @@ from txl.positions import PositionEncoding
 from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS, Registry
 from txl.stacks.gates import Gate
 
-PLUGIN_HELP = "a Python file that defines parts of your own, see docs/architecture.md; may be given several times"
+PLUGIN_HELP = (
+    "a Python file that defines parts of your own, see docs/architecture.md; may be given several"
+    " times"
+)
 _loaded: dict[Path, list[type]] = {}
 
 
@@ -31,7 +34,8 @@ class _NoSettings:
 
 
 def plugin(file: str | Path) -> None:
-    """Run a Python file, which is trusted as any program is, and make the parts that it defines choices.
+    """Run a Python file, which is trusted as any program is, and make the parts that it defines
+    choices.
 
     Raises:
         UsageError: if it cannot be read or run, defines no part, or one has a name that is taken.
@@ -42,7 +46,10 @@ def plugin(file: str | Path) -> None:
     require_readable(path)
     module_name = f"txl_plugin_{path.stem}"
     spec = spec_from_file_location(module_name, path)
-    require(spec is not None and spec.loader is not None, f"--plugin {file}: no Python file; its name ends in .py")
+    require(
+        spec is not None and spec.loader is not None,
+        f"--plugin {file}: no Python file; its name ends in .py",
+    )
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -53,21 +60,37 @@ def plugin(file: str | Path) -> None:
         line = error.__traceback__
         while line is not None and line.tb_frame.f_code.co_filename != str(path):
             line = line.tb_next
-        place = "" if line is None else f" in line {line.tb_lineno}"
+        if line is None:
+            place = ""
+        else:
+            place = f" in line {line.tb_lineno}"
         raise UsageError(f"--plugin {file}: {type(error).__name__}{place}: {error}") from None
-    parts = [part for part in vars(module).values() if _is_part(part, module_name)]
-    require(bool(parts), f'--plugin {file}: defines no part; give a class a name, as in name = "my_memory"')
+    parts = []
+    for part in vars(module).values():
+        if _is_part(part, module_name):
+            parts.append(part)
+    require(
+        bool(parts),
+        f'--plugin {file}: defines no part; give a class a name, as in name = "my_memory"',
+    )
     for part in parts:
         registry = _registry_of(part)
-        require(part.name not in registry, f"--plugin {file}: --{registry.flag} {part.name}: the name is taken")
-        part.settings = (*getattr(part, "settings", ()), *(f.name for f in fields(_settings_of(part))))
+        require(
+            part.name not in registry,
+            f"--plugin {file}: --{registry.flag} {part.name}: the name is taken",
+        )
+        part.settings = (
+            *getattr(part, "settings", ()),
+            *(f.name for f in fields(_settings_of(part))),
+        )
         registry[part.name] = part
     _loaded[path] = parts
 
 
 def without_plugins(argv: Sequence[str]) -> list[str]:
     """A command line whose --plugin flags have been followed, and taken out."""
-    left, words = [], iter(argv)
+    left = []
+    words = iter(argv)
     for word in words:
         name, is_given, file = word.partition("=")
         if name != "--plugin":
@@ -82,12 +105,16 @@ def without_plugins(argv: Sequence[str]) -> list[str]:
 
 def settings_of_plugins() -> list[type]:
     """The dataclasses of settings of all parts that files have defined."""
-    return [_settings_of(part) for parts in _loaded.values() for part in parts]
+    settings = []
+    for parts in _loaded.values():
+        for part in parts:
+            settings.append(_settings_of(part))
+    return settings
 
 
 def own_settings(typed: dict[str, Any], chosen: Sequence[str]) -> dict[str, Any]:
-    """`ModelConfig.own` of a model: the settings of those of its parts that files have defined, typed or by default.
-    Raises `UsageError` for a value out of its bounds.
+    """`ModelConfig.own` of a model: the settings of those of its parts that files have defined,
+    typed or by default. Raises `UsageError` for a value out of its bounds.
 
     Args:
         chosen: the names of the model's parts.
@@ -102,7 +129,9 @@ def own_settings(typed: dict[str, Any], chosen: Sequence[str]) -> dict[str, Any]
 
 
 def require_same_own(typed: dict[str, Any], shape: ModelConfig) -> None:
-    """Raise `UsageError` if a setting of a part of one's own is typed that a model has with another value."""
+    """Raise `UsageError` if a setting of a part of one's own is typed that a model has with another
+    value.
+    """
     for cls in settings_of_plugins():
         for f in fields(cls):
             if f.name in typed and typed[f.name] != shape.own.get(f.name):
@@ -116,7 +145,11 @@ def _parts() -> Iterator[Any]:
 
 
 def _is_part(part: Any, module: str) -> bool:
-    return isinstance(part, type) and part.__module__ == module and isinstance(vars(part).get("name"), str)
+    return (
+        isinstance(part, type)
+        and part.__module__ == module
+        and isinstance(vars(part).get("name"), str)
+    )
 
 
 def _registry_of(part: Any) -> Registry:
@@ -127,8 +160,8 @@ def _registry_of(part: Any) -> Registry:
     if all(hasattr(part, member) for member in ("of_model", "shared_qk")):
         return ATTENTION_RULES
     raise UsageError(
-        f"{part.__name__}: no part of a model; derive it from MemoryRule, PositionEncoding or Gate, or give it the "
-        f"members of {AttentionRule.__name__}"
+        f"{part.__name__}: no part of a model; derive it from MemoryRule, PositionEncoding or Gate,"
+        f" or give it the members of {AttentionRule.__name__}"
     )
 
 
@@ -139,4 +172,6 @@ def _settings_of(part: Any) -> type:
 
 
 def _default(f: Any) -> Any:
-    return f.default if f.default is not MISSING else f.default_factory()
+    if f.default is not MISSING:
+        return f.default
+    return f.default_factory()

@@ -23,7 +23,8 @@ class Registry(Mapping[str, Any]):
     """
 
     def __init__(self, flag: str, kind: str, places: Mapping[str, str]) -> None:
-        self.flag, self.kind = flag, kind
+        self.flag = flag
+        self.kind = kind
         self._places = dict(places)
         self._added: dict[str, Any] = {}
 
@@ -32,8 +33,8 @@ class Registry(Mapping[str, Any]):
             return self._added[name]
         if name not in self._places:
             raise NoSuchPart(
-                f"--{self.flag} {name}: no such {self.kind}; there are {', '.join(self)}; the file that defines one of "
-                f"your own is named with --plugin"
+                f"--{self.flag} {name}: no such {self.kind}; there are {', '.join(self)}; the file"
+                " that defines one of your own is named with --plugin"
             )
         module, _, attribute = self._places[name].partition(":")
         return getattr(import_module(module), attribute)

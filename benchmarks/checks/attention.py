@@ -35,7 +35,9 @@ FLOAT64_UP_TO = 2**27  # numbers of the largest tensor of the definition
 DROPOUT = 0.25
 
 
-def inputs(B: int, N: int, H: int, T: int, S: int, dtype: torch.dtype, device: str = "cuda") -> list[Tensor]:
+def inputs(
+    B: int, N: int, H: int, T: int, S: int, dtype: torch.dtype, device: str = "cuda"
+) -> list[Tensor]:
     """q, k, v, r, u, w; the first three in the memory order (B, L, N, H) that a projection leaves them in."""
 
     def heads(L: int) -> Tensor:
@@ -56,7 +58,9 @@ def usual_norm(out_BNTH: Tensor, n_key: int, window: int) -> float:
     return (out_BNTH.numel() / n_seen) ** 0.5
 
 
-def fused_errors(case: Case, dtype: torch.dtype, device: str = "cuda", *, keep_mib: int = KEEP_MIB) -> Errors:
+def fused_errors(
+    case: Case, dtype: torch.dtype, device: str = "cuda", *, keep_mib: int = KEEP_MIB
+) -> Errors:
     """Of the output and the six gradients; the definition in float64, or in float32 where that takes too much."""
     from txl.ops.rel_attention.fused import fused
 
@@ -72,7 +76,9 @@ def fused_errors(case: Case, dtype: torch.dtype, device: str = "cuda", *, keep_m
     return _by_name(found, expected, usual_norm(out, S, window))
 
 
-def dropout_errors(case: Case, dtype: torch.dtype, device: str = "cuda", *, keep_mib: int = KEEP_MIB) -> Errors:
+def dropout_errors(
+    case: Case, dtype: torch.dtype, device: str = "cuda", *, keep_mib: int = KEEP_MIB
+) -> Errors:
     """The same with dropout: the mask is read off the operator itself, then applied to the definition.
 
     Raises:
@@ -89,8 +95,11 @@ def dropout_errors(case: Case, dtype: torch.dtype, device: str = "cuda", *, keep
         torch.manual_seed(3)
         return fused(*args[:2], v_BNSH, *args[3:], **options, dropout=DROPOUT, keep_mib=keep_mib)
 
-    with torch.no_grad(), poisoned():  # values that are rows of the identity give the probabilities, H keys at a time
-        parts = [dropped(rows_SH.to(dtype).expand(B, N, S, H)) for rows_SH in _identity(S, H, device)]
+    # values that are rows of the identity give the probabilities, H keys at a time
+    with torch.no_grad(), poisoned():
+        parts = [
+            dropped(rows_SH.to(dtype).expand(B, N, S, H)) for rows_SH in _identity(S, H, device)
+        ]
         keep_BNTS = torch.cat(parts, dim=-1)[..., :S] != 0
     with poisoned():
         out = dropped(args[2])
@@ -106,7 +115,9 @@ def dropout_errors(case: Case, dtype: torch.dtype, device: str = "cuda", *, keep
 
 
 def _by_name(found: list[Tensor], expected: list[Tensor], floor: float) -> Errors:
-    return {name: error(x, y, floor=floor) for name, x, y in zip(NAMES, found, expected, strict=True)}
+    return {
+        name: error(x, y, floor=floor) for name, x, y in zip(NAMES, found, expected, strict=True)
+    }
 
 
 def _wide(n_largest: int) -> torch.dtype:
@@ -122,4 +133,6 @@ def _identity(S: int, H: int, device: str) -> list[Tensor]:
 def _require_share(keep: Tensor) -> None:
     share = float(keep.double().mean())
     if abs(share - (1 - DROPOUT)) > 5 * (DROPOUT * (1 - DROPOUT) / keep.numel()) ** 0.5:
-        raise ArithmeticError(f"dropout {DROPOUT} keeps {share:.4f} of {keep.numel()} probabilities")
+        raise ArithmeticError(
+            f"dropout {DROPOUT} keeps {share:.4f} of {keep.numel()} probabilities"
+        )

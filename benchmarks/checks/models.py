@@ -34,7 +34,9 @@ STEP = 0.005
 def varied(shape: Shape, **changes: Any) -> TransformerXL:
     """A model of this shape with a changed configuration, on the CPU, without zero weights."""
     torch.manual_seed(0)
-    config = dataclasses.replace(config_of(shape), n_position=shape.tgt_len + shape.mem_len, **changes)
+    config = dataclasses.replace(
+        config_of(shape), n_position=shape.tgt_len + shape.mem_len, **changes
+    )
     model = TransformerXL(config, dropout=shape.dropout, dropatt=shape.dropatt)
     init_weights(model, TrainConfig())
     with torch.no_grad():
@@ -152,7 +154,9 @@ def hidden_errors(shape: Shape, **changes: Any) -> Errors:
             hiddens.append(hidden_BTD.cpu())
         results.append(hiddens)
     expected, found = results
-    return {f"segment {i}": error(x, y) for i, (x, y) in enumerate(zip(found, expected, strict=True))}
+    return {
+        f"segment {i}": error(x, y) for i, (x, y) in enumerate(zip(found, expected, strict=True))
+    }
 
 
 def step_errors(shape: Shape, **changes: Any) -> Errors:

@@ -11,7 +11,9 @@ from txl.config import ModelConfig
 def decoding_errors(device: str) -> Errors:
     """The share of tokens that differ from those written on a CPU, both in float64."""
     torch.manual_seed(0)
-    config = ModelConfig(n_token=30, n_layer=2, n_head=2, d_head=8, d_model=16, d_inner=32, position="sinusoid_input")
+    config = ModelConfig(
+        n_token=30, n_layer=2, n_head=2, d_head=8, d_model=16, d_inner=32, position="sinusoid_input"
+    )
     model, source_BS = Seq2Seq(config).double().eval(), torch.randint(3, 30, (8, 11))
     written = []
     for where in ("cpu", device):

@@ -15,7 +15,11 @@ def prepare(folder: Path) -> Iterator[object]:
     """The vocabulary and the ids of the whole text, as a token file on the disk, without caches."""
     while True:
         with tempfile.TemporaryDirectory() as cache:
-            yield Corpus(DataConfig(data=str(folder), dataset="wt103", cache_dir=cache)).split("train").shape
+            yield (
+                Corpus(DataConfig(data=str(folder), dataset="wt103", cache_dir=cache))
+                .split("train")
+                .shape
+            )
 
 
 def tokenise(folder: Path) -> Iterator[object]:
@@ -24,7 +28,11 @@ def tokenise(folder: Path) -> Iterator[object]:
         vocab = Corpus(DataConfig(data=str(folder), dataset="wt103", cache_dir=cache)).vocab
     while True:
         with tempfile.TemporaryDirectory() as cache:
-            yield Corpus(DataConfig(data=str(folder), dataset="wt103", cache_dir=cache), vocab).split("train").shape
+            yield (
+                Corpus(DataConfig(data=str(folder), dataset="wt103", cache_dir=cache), vocab)
+                .split("train")
+                .shape
+            )
 
 
 def main() -> None:

@@ -70,4 +70,6 @@ def train(shape: Shape) -> Iterator[object]:
 
 
 if __name__ == "__main__":
-    serve_models(f"transformers {__version__}", {"evaluate": evaluate, "generate": generate, "train": train})
+    serve_models(
+        f"transformers {__version__}", {"evaluate": evaluate, "generate": generate, "train": train}
+    )

@@ -25,7 +25,9 @@ def load(folder: str) -> ModuleType:
     sys.path.insert(0, str(path.parent / "utils"))
     version, torch.version.cuda = torch.version.cuda, torch.version.cuda or "0.0"
     module = ModuleType("mem_transformer")
-    exec(compile(path.read_text().replace(".byte()", ".bool()"), str(path), "exec"), module.__dict__)
+    exec(
+        compile(path.read_text().replace(".byte()", ".bool()"), str(path), "exec"), module.__dict__
+    )
     torch.version.cuda = version
     return module
 
@@ -77,7 +79,9 @@ def evaluate(shape: Shape, folder: str) -> Iterator[object]:
         yield nats
 
 
-def train(shape: Shape, folder: str, prepare: Callable[[nn.Module], None] | None = None) -> Iterator[object]:
+def train(
+    shape: Shape, folder: str, prepare: Callable[[nn.Module], None] | None = None
+) -> Iterator[object]:
     """A step at a time. `prepare` is shown the model first."""
     model, mems = model_of(shape, folder).train(), []
     if prepare is not None:
@@ -93,4 +97,7 @@ def train(shape: Shape, folder: str, prepare: Callable[[nn.Module], None] | None
 
 if __name__ == "__main__":
     tasks = {"evaluate": evaluate, "train": train}
-    serve_models("kimiyoung/transformer-xl", {name: partial(task, folder=sys.argv[2]) for name, task in tasks.items()})
+    serve_models(
+        "kimiyoung/transformer-xl",
+        {name: partial(task, folder=sys.argv[2]) for name, task in tasks.items()},
+    )

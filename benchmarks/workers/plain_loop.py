@@ -18,7 +18,9 @@ def prepare(path: Path) -> Iterator[object]:
         with path.open(encoding="utf-8") as file:
             for line in file:
                 counts.update(line.split())
-        index = {word: i for i, word in enumerate(["<eos>", *(word for word, _ in counts.most_common())])}
+        index = {
+            word: i for i, word in enumerate(["<eos>", *(word for word, _ in counts.most_common())])
+        }
         ids = array("I")
         with path.open(encoding="utf-8") as file:
             for line in file:

@@ -24,13 +24,25 @@ from benchmarks.shapes import Shape
 from txl.evaluation.measures.peak_memory import PeakMemory
 
 
-def serve_models(about: str, tasks: dict[str, Callable[[Shape], Iterator[object]]], **facts: object) -> None:
+def serve_models(
+    about: str, tasks: dict[str, Callable[[Shape], Iterator[object]]], **facts: object
+) -> None:
     """`serve` tasks of a model with the shape given as first argument."""
     shape = Shape.of_json(sys.argv[1])
-    serve(about, {name: partial(task, shape) for name, task in tasks.items()}, torch.device(shape.device), **facts)
+    serve(
+        about,
+        {name: partial(task, shape) for name, task in tasks.items()},
+        torch.device(shape.device),
+        **facts,
+    )
 
 
-def serve(about: str, tasks: dict[str, Callable[[], Iterator[object]]], device: torch.device, **facts: object) -> None:
+def serve(
+    about: str,
+    tasks: dict[str, Callable[[], Iterator[object]]],
+    device: torch.device,
+    **facts: object,
+) -> None:
     """Answer tasks until the input ends, or one fails, which is said in one line of JSON.
 
     The first line says what this is. Bytes on a CPU are those above what the process held before it built anything.

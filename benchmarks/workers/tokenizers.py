@@ -17,7 +17,9 @@ def tokenise(path: Path) -> Iterator[object]:
     """The ids of the whole text, in memory."""
     counts = Counter(path.read_text(encoding="utf-8").split())
     words = ["<unk>", "<eos>", *(word for word, _ in counts.most_common())]
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(dict.fromkeys(words))}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        WordLevel({word: i for i, word in enumerate(dict.fromkeys(words))}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = WhitespaceSplit()
     while True:
         with path.open(encoding="utf-8") as file:
@@ -26,4 +28,8 @@ def tokenise(path: Path) -> Iterator[object]:
 
 
 if __name__ == "__main__":
-    serve(f"tokenizers {__version__}", {"tokenise": lambda: tokenise(Path(sys.argv[1]))}, torch.device("cpu"))
+    serve(
+        f"tokenizers {__version__}",
+        {"tokenise": lambda: tokenise(Path(sys.argv[1]))},
+        torch.device("cpu"),
+    )

@@ -27,13 +27,16 @@ def config_of(shape: Shape) -> ModelConfig:
     """The model configuration of a shape."""
     names = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "n_token", "cutoffs", "div_val")
     return ModelConfig(
-        **{name: getattr(shape, name) for name in names}, tie_projs=(False,) + (True,) * len(shape.cutoffs)
+        **{name: getattr(shape, name) for name in names},
+        tie_projs=(False,) + (True,) * len(shape.cutoffs),
     )
 
 
 def context_of(shape: Shape) -> Context:
     """The context of a shape."""
-    lengths = {name: getattr(shape, name) for name in ("tgt_len", "mem_len", "same_length", "clamp_len")}
+    lengths = {
+        name: getattr(shape, name) for name in ("tgt_len", "mem_len", "same_length", "clamp_len")
+    }
     return Context(**lengths)
 
 
@@ -54,7 +57,9 @@ def reading_model(shape: Shape) -> TransformerXL:
     """
     model = model_of(shape)
     if shape.cutoffs:
-        share_C = torch.stack([part.sum() for part in word_shares(shape).split(model.config.cluster_sizes)])
+        share_C = torch.stack(
+            [part.sum() for part in word_shares(shape).split(model.config.cluster_sizes)]
+        )
         with torch.no_grad():
             model.softmax.cluster_bias.copy_((share_C[1:] / share_C[0] * shape.cutoffs[0]).log())
     cast_weights(model.eval(), getattr(torch, shape.dtype))  # as eval.py and generate.py load it
@@ -66,7 +71,8 @@ def reading_model(shape: Shape) -> TransformerXL:
         room = (batch_size, shape.n_head, shape.mem_len, shape.d_head)
         like = torch.empty(0, dtype=getattr(torch, shape.dtype), device=shape.device)
         layers = (
-            KeyValue(like.new_empty(2, *room).normal_(), 0, shape.mem_len, [shape.mem_len]) for _ in memory.layers
+            KeyValue(like.new_empty(2, *room).normal_(), 0, shape.mem_len, [shape.mem_len])
+            for _ in memory.layers
         )
         return memory.of([*layers])
 
@@ -114,7 +120,9 @@ def state_of(model: TransformerXL, shape: Shape) -> TrainState:
         compile=shape.compile,
         attn_impl=shape.attn_impl,
     )
-    return TrainState(model.train(), config, context_of(shape), Ranks(0, 1, torch.device(shape.device)))
+    return TrainState(
+        model.train(), config, context_of(shape), Ranks(0, 1, torch.device(shape.device))
+    )
 
 
 def main() -> None:

@@ -44,11 +44,18 @@ def model_of(shape: Shape) -> TransformerWrapper:
 def evaluate(shape: Shape) -> Iterator[object]:
     """One segment at a time, over a full memory."""
     model = model_of(shape).to(getattr(torch, shape.dtype)).eval()
-    mems, nats = _full_memory(model, shape), torch.zeros((), dtype=torch.float64, device=shape.device)
+    mems, nats = (
+        _full_memory(model, shape),
+        torch.zeros((), dtype=torch.float64, device=shape.device),
+    )
     for input_BT, target_BT in segments(shape):
         logit_BTV, mems = model(input_BT.to(shape.device), mems=mems, return_mems=True)
         target_BT = target_BT.to(shape.device)
-        nats += F.cross_entropy(logit_BTV.flatten(0, 1), target_BT.flatten(), reduction="none").double().sum()
+        nats += (
+            F.cross_entropy(logit_BTV.flatten(0, 1), target_BT.flatten(), reduction="none")
+            .double()
+            .sum()
+        )
         yield nats
 
 
@@ -56,7 +63,10 @@ def evaluate(shape: Shape) -> Iterator[object]:
 def generate(shape: Shape) -> Iterator[object]:
     """One token at a time, passing the memory along."""
     model = model_of(shape).to(getattr(torch, shape.dtype)).eval()
-    mems, token = _full_memory(model, shape), torch.zeros(1, 1, dtype=torch.int64, device=shape.device)
+    mems, token = (
+        _full_memory(model, shape),
+        torch.zeros(1, 1, dtype=torch.int64, device=shape.device),
+    )
     while True:
         logit_BTV, mems = model(token, mems=mems, return_mems=True)
         token = torch.multinomial(logit_BTV[:, -1].softmax(-1), 1)
@@ -82,5 +92,6 @@ def _full_memory(model: TransformerWrapper, shape: Shape) -> list[Tensor]:
 
 if __name__ == "__main__":
     serve_models(
-        f"x-transformers {version('x-transformers')}", {"evaluate": evaluate, "generate": generate, "train": train}
+        f"x-transformers {version('x-transformers')}",
+        {"evaluate": evaluate, "generate": generate, "train": train},
     )

@@ -30,11 +30,18 @@ def row_of(folder: Path) -> dict[str, Any]:
     curve = [point for point in found["curve"] if point["return"] is not None]
     parts = [curve[i : i + SMOOTH] for i in range(0, len(curve) - SMOOTH + 1, SMOOTH)]
     return {
-        "config": {name: value for name, value in found["config"].items() if name not in ("work_dir", "resume")},
+        "config": {
+            name: value
+            for name, value in found["config"].items()
+            if name not in ("work_dir", "resume")
+        },
         "seconds": round(found["curve"][-1]["seconds"], 1),
         "cpu_seconds": round(found["curve"][-1]["cpu_seconds"], 1),
         "returns": found["returns"],
-        "curve": [[part[-1]["steps"], round(float(np.mean([p["return"] for p in part])), 3)] for part in parts],
+        "curve": [
+            [part[-1]["steps"], round(float(np.mean([p["return"] for p in part])), 3)]
+            for part in parts
+        ],
     }
 
 
@@ -61,14 +68,25 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a --work_dir of examples.agents.ppo")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="FOLDER",
+        help="a --work_dir of examples.agents.ppo",
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and curves there")
     args = parser.parse_args(argv)
     rows = [row_of(folder) for folder in args.folders]
     for row in rows:
-        config, returns = row["config"], ", ".join(f"{name} {value:.2f}" for name, value in row["returns"].items())
+        config, returns = (
+            row["config"],
+            ", ".join(f"{name} {value:.2f}" for name, value in row["returns"].items()),
+        )
         sizes = f"memory {config['mem_len']:3}, {config['n_update']} updates, {row['cpu_seconds']:.0f} s of CPU time"
         print(f"{config['env']:9} seed {config['seed']}, {sizes}: {returns}")
     if args.picture is not None:

@@ -25,14 +25,18 @@ class TMaze(VectorEnv):
         self.observation_space = Box(0.0, 1.0, (num_envs, 3))
         self.action_space = MultiDiscrete([3] * num_envs)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.place, self.age, self.goal = np.zeros((3, self.num_envs), dtype=np.int64)
         self.over = np.zeros(self.num_envs, dtype=bool)
         self._begin(~self.over)
         return self._seen(), {}
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
         begins, turns, at_end = self.over, actions > 0, self.place == self.length
         reward = np.where(turns, np.where(at_end, actions == self.goal, -0.1), 0.0) * ~begins
         self.place = np.minimum(self.place + ~turns, self.length)
@@ -48,7 +52,9 @@ class TMaze(VectorEnv):
 
     def _seen(self) -> np.ndarray:
         first = self.age == 0
-        seen = np.stack([first & (self.goal == 1), first & (self.goal == 2), self.place == self.length], axis=1)
+        seen = np.stack(
+            [first & (self.goal == 1), first & (self.goal == 2), self.place == self.length], axis=1
+        )
         return seen.astype(np.float32)
 
 

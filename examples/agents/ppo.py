@@ -31,14 +31,20 @@ CLOCKS = {"seconds": time.perf_counter, "cpu_seconds": time.process_time}
 class PPOConfig(Checked):
     """The task, the agent and its training."""
 
-    env: str = option("tmaze", "tmaze, cartpole (without velocities), or any environment that gymnasium knows")
+    env: str = option(
+        "tmaze", "tmaze, cartpole (without velocities), or any environment that gymnasium knows"
+    )
     work_dir: str = option("runs/agent", "where the checkpoint and the curve are kept")
     resume: bool = option(False, "go on from the checkpoint in work_dir")
     seed: int = option(1, "random seed", **SEED)
-    mem_len: int = option(64, "steps that an agent sees, the present one included; 1: no memory", **SIZE)
+    mem_len: int = option(
+        64, "steps that an agent sees, the present one included; 1: no memory", **SIZE
+    )
     n_layer: int = option(2, "layers", **SIZE)
     d_model: int = option(64, "size of the hidden states", **SIZE)
-    gate: str = option("gru", "gate of the layers: gru, input, output, highway, sigmoid_tanh or none")
+    gate: str = option(
+        "gru", "gate of the layers: gru, input, output, highway, sigmoid_tanh or none"
+    )
     n_env: int = option(32, "environments side by side", **SIZE)
     n_step: int = option(32, "steps of each environment between two updates", **SIZE)
     n_update: int = option(200, "updates", **SIZE)
@@ -46,7 +52,9 @@ class PPOConfig(Checked):
     n_part: int = option(4, "parts of the environments, a gradient step each", **SIZE)
     lr: float = option(0.002, "learning rate at the beginning; it falls to 0", above=0)
     gamma: float = option(0.99, "discount of a step", minimum=0, maximum=1)
-    decay: float = option(0.95, "lambda of the generalised advantage estimate", minimum=0, maximum=1)
+    decay: float = option(
+        0.95, "lambda of the generalised advantage estimate", minimum=0, maximum=1
+    )
     clip: float = option(0.2, "how far a probability's ratio to the actor's may leave 1", above=0)
     entropy: float = option(0.01, "weight of the entropy", minimum=0)
 
@@ -58,14 +66,18 @@ class Agent(nn.Module):
         super().__init__()
         d_model = config.d_model
         sizes = {"n_layer": config.n_layer, "n_head": 4, "d_head": d_model // 4, "d_model": d_model}
-        shape = ModelConfig(**sizes, d_inner=2 * d_model, pre_lnorm=True, gate=config.gate, gate_bias=1.0)  # type: ignore[arg-type]
+        shape = ModelConfig(
+            **sizes, d_inner=2 * d_model, pre_lnorm=True, gate=config.gate, gate_bias=1.0
+        )  # type: ignore[arg-type]
         self.embed, self.body = nn.Linear(n_seen, d_model), MemoryTransformer(shape)
         self.policy, self.value = nn.Linear(d_model, n_action), nn.Linear(d_model, 1)
         nn.init.normal_(self.policy.weight, std=0.01)
         # same_length: a step sees the same steps whether it is read alone or in a segment
         self.context = Context(tgt_len=config.n_step, mem_len=config.mem_len, same_length=True)
 
-    def forward(self, seen_BTF: Tensor, memory: Any, begins_BT: Tensor) -> tuple[Tensor, Tensor, Any]:
+    def forward(
+        self, seen_BTF: Tensor, memory: Any, begins_BT: Tensor
+    ) -> tuple[Tensor, Tensor, Any]:
         """Log-probabilities of the actions (B, T, A), values (B, T), and the memory for the next segment.
 
         Args:
@@ -113,10 +125,18 @@ class Actor:
             ends.append((ended, torch.as_tensor(self.idle)))
         last = self.now()
         value_BT = torch.stack(
-            [*(step[-1] for step in steps), agent(last[0][:, None], acting, last[1][:, None])[1][:, 0]], 1
+            [
+                *(step[-1] for step in steps),
+                agent(last[0][:, None], acting, last[1][:, None])[1][:, 0],
+            ],
+            1,
         )
-        seen, begins, idle, action, log_p, value = (torch.stack(column, dim=1) for column in zip(*steps, strict=True))
-        return Rollout(seen, begins, idle, action, log_p, value, self._advantages(value_BT, rewards, ends)), returns
+        seen, begins, idle, action, log_p, value = (
+            torch.stack(column, dim=1) for column in zip(*steps, strict=True)
+        )
+        return Rollout(
+            seen, begins, idle, action, log_p, value, self._advantages(value_BT, rewards, ends)
+        ), returns
 
     def now(self) -> list[Tensor]:
         """What is seen (B, F), whether an episode begins, and whether one was over before, (B,) each."""
@@ -135,7 +155,9 @@ class Actor:
         self.earned[self.idle] = 0.0
         return found
 
-    def _advantages(self, value_BT: Tensor, rewards: list[Tensor], ends: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _advantages(
+        self, value_BT: Tensor, rewards: list[Tensor], ends: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
         """Generalised advantage estimates (Schulman et al. 2016, eq. 16), (B, T). What comes after an episode that was
         broken off is worth the value of its last observation."""
         gamma, found, later = self.config.gamma, [], torch.zeros(len(value_BT))
@@ -148,7 +170,11 @@ class Actor:
 
 
 def learn(
-    agent: Agent, optimizer: torch.optim.Optimizer, rollout: Rollout, memory: AgentMemory | None, config: PPOConfig
+    agent: Agent,
+    optimizer: torch.optim.Optimizer,
+    rollout: Rollout,
+    memory: AgentMemory | None,
+    config: PPOConfig,
 ) -> None:
     """Gradient steps on a rollout that began with this memory."""
     counts_BT = ~rollout.idle
@@ -158,7 +184,10 @@ def learn(
             part = Rollout(*(column[index_B] for column in rollout))
             log_p_BTA, value_BT, _ = agent(part.seen, memory and memory.rows(index_B), part.begins)
             log_p_BT = log_p_BTA.gather(-1, part.action[..., None])[..., 0]
-            ratio_BT, advantage_BT = (log_p_BT - part.log_p).exp(), (part.advantage - mean) / (std + 1e-8)
+            ratio_BT, advantage_BT = (
+                (log_p_BT - part.log_p).exp(),
+                (part.advantage - mean) / (std + 1e-8),
+            )
             clipped_BT = ratio_BT.clamp(1 - config.clip, 1 + config.clip)
             gain_BT = torch.minimum(ratio_BT * advantage_BT, clipped_BT * advantage_BT)
             error_BT = ((value_BT - part.value - part.advantage) / (std + 1e-8)).square()
@@ -206,7 +235,11 @@ class Training:
 
     def save(self) -> None:
         """Write checkpoint.pt and curve.json."""
-        state = {"config": asdict(self.config), "agent": self.agent.state_dict(), "curve": self.curve}
+        state = {
+            "config": asdict(self.config),
+            "agent": self.agent.state_dict(),
+            "curve": self.curve,
+        }
         state |= {"optimizer": self.optimizer.state_dict(), "random": torch.get_rng_state()}
         self.folder.mkdir(parents=True, exist_ok=True)
         with written_whole(self.folder / "checkpoint.pt") as path:
@@ -230,18 +263,27 @@ def new_agent(config: PPOConfig, actor: Actor) -> Agent:
     """An agent for these environments. Raises `UsageError` if it cannot act in them."""
     seen, action = actor.env.single_observation_space.shape, actor.env.single_action_space
     fits = seen is not None and len(seen) == 1 and hasattr(action, "n")
-    require(fits, f"--env {config.env}: observations must be vectors and actions numbers; choose another")
+    require(
+        fits,
+        f"--env {config.env}: observations must be vectors and actions numbers; choose another",
+    )
     return Agent(config, seen[0], int(action.n))  # type: ignore[index,attr-defined]
 
 
 @torch.no_grad()
-def returns_of(agent: Agent, config: PPOConfig, n_episode: int, *, other_row: bool = False) -> float:
+def returns_of(
+    agent: Agent, config: PPOConfig, n_episode: int, *, other_row: bool = False
+) -> float:
     """The mean return of episodes that start together and are acted in by the likeliest action.
 
     Args:
         other_row: every agent acts by the memory of the next environment.
     """
-    actor, memory, done = Actor(config, n_episode, seed=config.seed + 1), None, torch.zeros(n_episode, dtype=torch.bool)
+    actor, memory, done = (
+        Actor(config, n_episode, seed=config.seed + 1),
+        None,
+        torch.zeros(n_episode, dtype=torch.bool),
+    )
     total_B, next_B = torch.zeros(n_episode), torch.arange(n_episode).roll(1)
     while not done.all():
         seen, begins, _ = actor.now()

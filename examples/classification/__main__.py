@@ -24,9 +24,12 @@ class ClassifyConfig(Checked):
     """The model, the texts and the training."""
 
     init_from: str = option("runs/demo", "trained model: anything that txl.load takes")
-    from_scratch: bool = option(False, "train its architecture from random weights, to see what its training is worth")
+    from_scratch: bool = option(
+        False, "train its architecture from random weights, to see what its training is worth"
+    )
     data: str | None = option(
-        None, "file with lines of label, tab, text (not given: docstrings of Python's library, by package)"
+        None,
+        "file with lines of label, tab, text (not given: docstrings of Python's library, by package)",
     )
     n_epoch: int = option(5, "passes over the texts", **SIZE)
     batch_size: int = option(16, "texts of an update", **SIZE)
@@ -41,12 +44,20 @@ def main(argv: Sequence[str]) -> None:
     logging.getLogger("txl.data_utils").setLevel(logging.ERROR)  # unknown words of each text
     pairs = read_tsv(Path(config.data)) if config.data else docstrings()
     names = sorted({label for label, _ in pairs})
-    require(len(names) > 1, f"--data {config.data}: has one label only; there is nothing to tell apart")
+    require(
+        len(names) > 1, f"--data {config.data}: has one label only; there is nothing to tell apart"
+    )
     held_out, learnt = (
-        [(lm.encode(text)[-config.longest :], names.index(label)) for label, text in pairs if is_held_out(text) == out]
+        [
+            (lm.encode(text)[-config.longest :], names.index(label))
+            for label, text in pairs
+            if is_held_out(text) == out
+        ]
         for out in (True, False)
     )
-    require(bool(held_out and learnt), f"--data {config.data}: too few texts; give some dozens at least")
+    require(
+        bool(held_out and learnt), f"--data {config.data}: too few texts; give some dozens at least"
+    )
     torch.manual_seed(config.seed)
     if config.from_scratch:
         for parameter in lm.model.parameters():
@@ -54,11 +65,16 @@ def main(argv: Sequence[str]) -> None:
                 torch.nn.init.normal_(parameter, 0.0, 0.02)
     classifier = Classifier(lm, len(names))
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=config.lr, weight_decay=0.01)
-    print(f"| {len(learnt)} texts to learn from, {len(held_out)} held out, {len(names)} classes: {', '.join(names)}")
+    print(
+        f"| {len(learnt)} texts to learn from, {len(held_out)} held out, {len(names)} classes: {', '.join(names)}"
+    )
     print(f"| the most frequent class: {most_frequent(held_out):.1%} of the held out texts")
     for epoch in range(1, config.n_epoch + 1):
         loss = train_epoch(classifier, learnt, optimizer, config.batch_size, config.seed + epoch)
-        print(f"| epoch {epoch} | loss {loss:.3f} nats | {accuracy(classifier, held_out):.1%} right", flush=True)
+        print(
+            f"| epoch {epoch} | loss {loss:.3f} nats | {accuracy(classifier, held_out):.1%} right",
+            flush=True,
+        )
 
 
 def most_frequent(examples: Sequence[Example]) -> float:

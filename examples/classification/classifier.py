@@ -22,16 +22,22 @@ class Classifier(nn.Module):
     def __init__(self, lm: LanguageModel, n_class: int) -> None:
         super().__init__()
         self.model, self.eos_id = lm.model, lm.tokenizer.eos_id
-        self.context = replace(lm.context, ext_len=0, mem_len=max(lm.context.mem_len, lm.context.tgt_len))
+        self.context = replace(
+            lm.context, ext_len=0, mem_len=max(lm.context.mem_len, lm.context.tgt_len)
+        )
         self.head = nn.Linear(lm.model.config.d_model, n_class).to(lm.model.device)
 
     def forward(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Scores (B, C) of texts, each at least one token."""
         token_BT, since_BT = padded(texts, pad=self.eos_id)
         memory, hidden_BTD = None, torch.empty(0)
-        parts = zip(*(x.flip(1).split(self.context.tgt_len, dim=1) for x in (token_BT, since_BT)), strict=True)
+        parts = zip(
+            *(x.flip(1).split(self.context.tgt_len, dim=1) for x in (token_BT, since_BT)),
+            strict=True,
+        )
         segments = [(token.flip(1), since.flip(1)) for token, since in parts]
-        for number, (segment_BT, since) in enumerate(reversed(segments), start=1):  # the last one is whole
+        # the last one is whole
+        for number, (segment_BT, since) in enumerate(reversed(segments), start=1):
             with torch.set_grad_enabled(self.training and number == len(segments)):
                 hidden_BTD, memory = self.model(segment_BT, memory, self.context, since)
         return self.head(hidden_BTD[:, -1])
@@ -49,7 +55,9 @@ def padded(texts: Sequence[Sequence[int]], *, pad: int) -> tuple[Tensor, Tensor]
     return token_BT, since_BT
 
 
-def batches(examples: Sequence[Example], size: int, generator: torch.Generator) -> Iterator[list[Example]]:
+def batches(
+    examples: Sequence[Example], size: int, generator: torch.Generator
+) -> Iterator[list[Example]]:
     """All examples once, in random batches of texts of similar length."""
     noise = torch.rand(len(examples), generator=generator).tolist()
     order = sorted(range(len(examples)), key=lambda i: len(examples[i][0]) * (0.8 + 0.4 * noise[i]))
@@ -59,7 +67,11 @@ def batches(examples: Sequence[Example], size: int, generator: torch.Generator) 
 
 
 def train_epoch(
-    classifier: Classifier, examples: Sequence[Example], optimizer: torch.optim.Optimizer, size: int, seed: int
+    classifier: Classifier,
+    examples: Sequence[Example],
+    optimizer: torch.optim.Optimizer,
+    size: int,
+    seed: int,
 ) -> float:
     """One pass over the examples; the mean loss in nats."""
     classifier.train()

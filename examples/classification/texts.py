@@ -21,11 +21,16 @@ def read_tsv(path: Path) -> list[Labelled]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--data {path}: {error}; give a UTF-8 file with lines of label, tab and text") from None
+        raise UsageError(
+            f"--data {path}: {error}; give a UTF-8 file with lines of label, tab and text"
+        ) from None
     found = []
     for number, line in enumerate(lines, start=1):
         label, tab, text = line.partition("\t")
-        require(bool(tab and text.strip()), f"--data {path}, line {number}: is not a label, a tab and a text")
+        require(
+            bool(tab and text.strip()),
+            f"--data {path}, line {number}: is not a label, a tab and a text",
+        )
         found.append((label, text))
     return found
 

@@ -44,15 +44,22 @@ MODELS: dict[str, dict[str, Any]] = {
 class RecallConfig(Checked):
     """The trainings and the questions."""
 
-    out: str = option("runs/recall", "folder of recall.json and recall.png; trainings that are there are not repeated")
+    out: str = option(
+        "runs/recall",
+        "folder of recall.json and recall.png; trainings that are there are not repeated",
+    )
     memories: tuple[str, ...] = option(tuple(MODELS), "memories to train with")
     seeds: tuple[int, ...] = option((1, 2, 3), "random seeds", **SEED)
     n_step: int = option(400, "updates of each model", **SIZE)
     n_row: int = option(32, "rows of a batch", **SIZE)
     longest: int = option(
-        256, "longest gap in training; they are drawn evenly on a logarithmic scale", minimum=SHORTEST
+        256,
+        "longest gap in training; they are drawn evenly on a logarithmic scale",
+        minimum=SHORTEST,
     )
-    gaps: tuple[int, ...] = option((10, 30, 100, 300, 1000, 3000, 10_000), "gaps that are asked about", **SIZE)
+    gaps: tuple[int, ...] = option(
+        (10, 30, 100, 300, 1000, 3000, 10_000), "gaps that are asked about", **SIZE
+    )
     n_question: int = option(128, "questions for each gap", **SIZE)
     d_model: int = option(64, "size of the hidden states", minimum=2)
     lr: float = option(0.003, "learning rate, after a warm-up; it falls to 0", above=0)
@@ -95,16 +102,27 @@ def read(model: TransformerXL, token_BT: Tensor, context: Context) -> Read:
         hiddens = [*hiddens[-1:], hidden_BTD]
         losses += [] if memory.loss is None else [memory.loss]  # type: ignore[union-attr]
     held = sum(x.numel() * x.element_size() for x in memory.named().values())  # type: ignore[union-attr]
-    return Read(torch.cat(hiddens, dim=1)[:, -N_FACT:], torch.stack(losses).mean(), held / len(token_BT))
+    return Read(
+        torch.cat(hiddens, dim=1)[:, -N_FACT:], torch.stack(losses).mean(), held / len(token_BT)
+    )
 
 
 def trained(name: str, config: RecallConfig, seed: int) -> tuple[TransformerXL, Context]:
     """A model with this memory after all updates. All memories get the same episodes."""
     torch.manual_seed(seed)
     d = config.d_model
-    sizes = {"n_layer": 2, "n_head": 2, "d_head": d // 2, "d_model": d, "d_inner": 2 * d, "n_token": N_TOKEN}
+    sizes = {
+        "n_layer": 2,
+        "n_head": 2,
+        "d_head": d // 2,
+        "d_model": d,
+        "d_inner": 2 * d,
+        "n_token": N_TOKEN,
+    }
     context = build(Context, MODELS[name], tgt_len=SEGMENT)
-    model = TransformerXL(build(ModelConfig, MODELS[name], memory=name, position="none", pre_lnorm=True, **sizes))
+    model = TransformerXL(
+        build(ModelConfig, MODELS[name], memory=name, position="none", pre_lnorm=True, **sizes)
+    )
     init_weights(model, TrainConfig(init_std=0.1))
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
     generator = torch.Generator().manual_seed(seed)
@@ -112,7 +130,9 @@ def trained(name: str, config: RecallConfig, seed: int) -> tuple[TransformerXL, 
         falling = 0.5 + 0.5 * math.cos(math.pi * step / config.n_step)
         optimizer.param_groups[0]["lr"] = config.lr * min((step + 1) / N_WARMUP, falling)
         share = torch.rand((), generator=generator).item()
-        one = episode(config.n_row, round(SHORTEST * (config.longest / SHORTEST) ** share), generator)
+        one = episode(
+            config.n_row, round(SHORTEST * (config.longest / SHORTEST) ** share), generator
+        )
         found = read(model, one.token_BT, context)
         loss = model.softmax.nll(found.hidden_BFD, one.answer_BF).mean() + found.loss
         optimizer.zero_grad()
@@ -123,7 +143,9 @@ def trained(name: str, config: RecallConfig, seed: int) -> tuple[TransformerXL, 
 
 
 @torch.no_grad()
-def recalled(model: TransformerXL, context: Context, gap: int, n_question: int) -> tuple[float, float]:
+def recalled(
+    model: TransformerXL, context: Context, gap: int, n_question: int
+) -> tuple[float, float]:
     """The share of questions that get the right fact, and the KiB that are held of a row in the end. All models get
     the same questions."""
     generator = torch.Generator().manual_seed(gap)
@@ -142,7 +164,10 @@ def tried(name: str, config: RecallConfig, seed: int) -> dict[str, Any]:
     model, context = trained(name, config, seed)
     seconds = round(time.perf_counter() - start, 1)
     found = {str(gap): recalled(model, context, gap, config.n_question) for gap in config.gaps}
-    print(f"| {name} | seed {seed} | {' '.join(f'{share:.0%}' for share, _ in found.values())}", flush=True)
+    print(
+        f"| {name} | seed {seed} | {' '.join(f'{share:.0%}' for share, _ in found.values())}",
+        flush=True,
+    )
     shares, held = ({gap: both[i] for gap, both in found.items()} for i in range(2))
     return {"memory": name, "seed": seed, "seconds": seconds, "recall": shares, "kib": held}
 
@@ -153,7 +178,11 @@ def main(argv: Sequence[str]) -> None:
         require(name in MODELS, f"--memories {name}: no such memory; there are {', '.join(MODELS)}")
     folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {key: value for key, value in asdict(config).items() if key not in ("out", "memories", "seeds")}
+    settings = {
+        key: value
+        for key, value in asdict(config).items()
+        if key not in ("out", "memories", "seeds")
+    }
     record: dict[str, Any] = {"settings": json.loads(json.dumps(settings)), "rows": []}
     path = folder / "recall.json"
     if path.exists():
@@ -179,7 +208,9 @@ def spread(rows: list[dict[str, Any]], name: str, gap: int) -> tuple[float, floa
 
 def in_percent(share: float, deviation: float | None) -> str:
     """A share with its standard deviation, if it has one."""
-    return f"{100 * share:.0f}" if deviation is None else f"{100 * share:.0f} ± {100 * deviation:.0f}"
+    return (
+        f"{100 * share:.0f}" if deviation is None else f"{100 * share:.0f} ± {100 * deviation:.0f}"
+    )
 
 
 def names_in(rows: list[dict[str, Any]]) -> list[str]:
@@ -211,7 +242,9 @@ def draw(rows: list[dict[str, Any]], gaps: Sequence[int], path: Path) -> None:
         axes.plot(gaps, at, marker="os^vD<>P"[i % 8], markersize=4, label=name)
         axes.fill_between(gaps, (at - by).clamp(min=0), (at + by).clamp(max=1), alpha=0.15)
     axes.axhline(1 / N_VALUE, color="grey", linestyle=":", label="chance")
-    axes.set(xscale="log", xlabel="tokens between facts and questions", ylabel="recall", ylim=(0, 1.03))
+    axes.set(
+        xscale="log", xlabel="tokens between facts and questions", ylabel="recall", ylim=(0, 1.03)
+    )
     axes.legend(fontsize=8)
     with written_whole(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)

@@ -40,7 +40,10 @@ class Lesson(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        needed, there = self.bytes_needed(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        needed, there = (
+            self.bytes_needed(),
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        )
         require(
             needed < there,
             f"--n_word {self.n_word} --max_len {self.max_len} --width {self.width}: need {needed / 2**30:.0f} GiB, "
@@ -59,7 +62,12 @@ def main(argv: Sequence[str]) -> None:
     lesson = build(Lesson, read_flags(argv, Lesson, description=__doc__ or ""))
     torch.manual_seed(lesson.seed)
     model = Seq2Seq(small_config(lesson.n_word), dropout=0.1)
-    sizes = {"n_word": lesson.n_word, "batch_size": BATCH_SIZE, "min_len": 1, "max_len": lesson.max_len}
+    sizes = {
+        "n_word": lesson.n_word,
+        "batch_size": BATCH_SIZE,
+        "min_len": 1,
+        "max_len": lesson.max_len,
+    }
     losses = train(
         model,
         pairs(lesson.task, seed=lesson.seed, **sizes),
@@ -76,7 +84,9 @@ def main(argv: Sequence[str]) -> None:
     greedy_BT = greedy(model, source_BS, max_len=n_step)
     beam_BT, _ = beam_search(model, source_BS, max_len=n_step, width=lesson.width)
     for name, found_BT in (("greedy", greedy_BT), ("beam", beam_BT)):
-        print(f"| {name}: {share_right(found_BT, target_BT):.1%} of {len(target_BT)} sequences right")
+        print(
+            f"| {name}: {share_right(found_BT, target_BT):.1%} of {len(target_BT)} sequences right"
+        )
     for source, found in list(zip(source_BS.tolist(), greedy_BT.tolist(), strict=True))[:3]:
         print(f"  {words(source)}  ->  {words(found)}")
 
@@ -84,7 +94,13 @@ def main(argv: Sequence[str]) -> None:
 def small_config(n_word: int) -> ModelConfig:
     """A model that learns to copy within a minute."""
     return ModelConfig(
-        n_token=N_SPECIAL + n_word, n_layer=2, n_head=4, d_head=16, d_model=64, d_inner=128, position="sinusoid_input"
+        n_token=N_SPECIAL + n_word,
+        n_layer=2,
+        n_head=4,
+        d_head=16,
+        d_model=64,
+        d_inner=128,
+        position="sinusoid_input",
     )
 
 
@@ -101,5 +117,6 @@ def words(tokens: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "python -m examples.seq2seq"  # what help and errors call it, instead of __main__.py
+    # what help and errors call it, instead of __main__.py
+    sys.argv[0] = "python -m examples.seq2seq"
     run(main)

@@ -16,7 +16,9 @@ from txl.config import require
 def next_words(model: Seq2Seq, token_BT: Tensor, encoded_BSD: Tensor, source_BS: Tensor) -> Tensor:
     """Log-probabilities of the next word, (B, V); PAD and BEGIN are excluded."""
     logprob_BV = model.decode(token_BT, encoded_BSD, source_BS)[:, -1]
-    return logprob_BV.index_fill(-1, torch.tensor([PAD, BEGIN], device=logprob_BV.device), -torch.inf)
+    return logprob_BV.index_fill(
+        -1, torch.tensor([PAD, BEGIN], device=logprob_BV.device), -torch.inf
+    )
 
 
 @torch.no_grad()
@@ -26,7 +28,11 @@ def greedy(model: Seq2Seq, source_BS: Tensor, *, max_len: int) -> Tensor:
     token_BT = torch.full((len(source_BS), 1), BEGIN, device=encoded_BSD.device)
     is_over_B = torch.zeros(len(source_BS), dtype=torch.bool, device=encoded_BSD.device)
     for _ in range(max_len):
-        next_B = next_words(model, token_BT, encoded_BSD, source_BS).argmax(-1).masked_fill(is_over_B, PAD)
+        next_B = (
+            next_words(model, token_BT, encoded_BSD, source_BS)
+            .argmax(-1)
+            .masked_fill(is_over_B, PAD)
+        )
         token_BT = torch.cat([token_BT, next_B[:, None]], dim=1)
         is_over_B = is_over_B | (next_B == END)
         if is_over_B.all():
@@ -86,4 +92,6 @@ def beam_search(
             break
     score_BK = logprob_BK / length_penalty(length_BK, alpha)
     best_B = score_BK.argmax(-1)
-    return token_BKT[torch.arange(B, device=device), best_B, 1:], score_BK.gather(1, best_B[:, None]).squeeze(1)
+    return token_BKT[torch.arange(B, device=device), best_B, 1:], score_BK.gather(
+        1, best_B[:, None]
+    ).squeeze(1)

@@ -30,7 +30,13 @@ def noam_rate(update: int, *, d_model: int, warmup_step: int, factor: float = 1.
 
 
 def pairs(
-    task: Literal["copy", "reverse"], *, n_word: int, batch_size: int, min_len: int, max_len: int, seed: int
+    task: Literal["copy", "reverse"],
+    *,
+    n_word: int,
+    batch_size: int,
+    min_len: int,
+    max_len: int,
+    seed: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """An endless stream of random sources and targets, (B, S) and (B, T), ending in END and padded with PAD.
 
@@ -40,11 +46,15 @@ def pairs(
     require(task in ("copy", "reverse"), f"task {task!r}: there are copy and reverse")
     dice = torch.Generator().manual_seed(seed)
     while True:
-        words_BL = torch.randint(N_SPECIAL, N_SPECIAL + n_word, (batch_size, max_len), generator=dice)
+        words_BL = torch.randint(
+            N_SPECIAL, N_SPECIAL + n_word, (batch_size, max_len), generator=dice
+        )
         length_B1 = torch.randint(min_len, max_len + 1, (batch_size, 1), generator=dice)
         at_L = torch.arange(max_len)
         source_BL = words_BL.masked_fill(at_L >= length_B1, PAD)
-        turned_BL = source_BL.gather(1, (length_B1 - 1 - at_L).clamp(min=0)).masked_fill(at_L >= length_B1, PAD)
+        turned_BL = source_BL.gather(1, (length_B1 - 1 - at_L).clamp(min=0)).masked_fill(
+            at_L >= length_B1, PAD
+        )
         target_BL = turned_BL if task == "reverse" else source_BL
         yield _ended(source_BL, length_B1), _ended(target_BL, length_B1)
 
@@ -76,7 +86,9 @@ def train(
         begun_BT = torch.cat([torch.full_like(target_BT[:, :1], BEGIN), target_BT[:, :-1]], dim=1)
         loss = smoothed_nats(model(source_BS, begun_BT), target_BT, smoothing=smoothing)
         for group in optimizer.param_groups:
-            group["lr"] = noam_rate(update, d_model=model.d_model, warmup_step=warmup_step, factor=factor)
+            group["lr"] = noam_rate(
+                update, d_model=model.d_model, warmup_step=warmup_step, factor=factor
+            )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

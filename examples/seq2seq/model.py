@@ -98,7 +98,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attn, self.cross = (AttentionOver(config) for _ in range(2))
         self.ff = FeedForward(config, dropout=dropout)
-        self.attn_norm, self.cross_norm, self.ff_norm = (nn.LayerNorm(config.d_model) for _ in range(3))
+        self.attn_norm, self.cross_norm, self.ff_norm = (
+            nn.LayerNorm(config.d_model) for _ in range(3)
+        )
         self.drop = Dropout(dropout)
 
     def forward(self, x_BTD: Tensor, source_BSD: Tensor, seen: Seen, seen_source: Seen) -> Tensor:
@@ -125,13 +127,18 @@ class Seq2Seq(nn.Module):
         self.d_model = config.d_model
         self.word_emb = AdaptiveEmbedding(config)
         self.softmax = AdaptiveSoftmax(config, self.word_emb)
-        self.encoder = nn.ModuleList(EncoderLayer(config, dropout=dropout) for _ in range(config.n_layer))
-        self.decoder = nn.ModuleList(DecoderLayer(config, dropout=dropout) for _ in range(config.n_layer))
+        self.encoder = nn.ModuleList(
+            EncoderLayer(config, dropout=dropout) for _ in range(config.n_layer)
+        )
+        self.decoder = nn.ModuleList(
+            DecoderLayer(config, dropout=dropout) for _ in range(config.n_layer)
+        )
         self.drop = Dropout(dropout)
         for weight in self.parameters():
             if weight.ndim == 2:
                 nn.init.xavier_uniform_(weight)
-        nn.init.normal_(self.word_emb.tables[0], 0.0, config.d_model**-0.5)  # the embedding scales it to 1
+        # the embedding scales it to 1
+        nn.init.normal_(self.word_emb.tables[0], 0.0, config.d_model**-0.5)
 
     def encode(self, source_BS: Tensor) -> Tensor:
         """The encoder's output, (B, S, D)."""

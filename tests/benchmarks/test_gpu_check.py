@@ -35,7 +35,9 @@ def test_gradients_that_are_0_are_compared_with_what_cancels() -> None:
 
 
 @pytest.mark.parametrize("window", [1, -1])
-def test_a_gradient_that_is_slightly_off_is_seen(window: int, fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_is_slightly_off_is_seen(
+    window: int, fused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = fused.backward_places
     monkeypatch.setattr(fused, "backward_places", lambda *args: right(*args) + 1e-3)
     errors = attention.fused_errors((*CASE, window), torch.float32, "cpu", keep_mib=0)
@@ -50,12 +52,17 @@ def test_memory_that_a_kernel_forgets_is_seen(fused: Any, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("fused")
 def test_dropout_is_the_same_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert max(attention.dropout_errors((*CASE, 7), torch.float32, "cpu").values()) <= LIMITS["float32"]
+    assert (
+        max(attention.dropout_errors((*CASE, 7), torch.float32, "cpu").values())
+        <= LIMITS["float32"]
+    )
     monkeypatch.setattr(torch, "manual_seed", lambda seed: None)  # another mask each time
     assert min(attention.dropout_errors((*CASE, 7), torch.float32, "cpu").values()) > 0.1
 
 
-def test_reversible_layers_are_compared_with_kept_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reversible_layers_are_compared_with_kept_activations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shape = dataclasses.replace(models.TINY, dropout=0.2, dropatt=0.2)
     assert max(models.reversible_errors(shape).values()) <= 1e-4
     monkeypatch.setattr(torch, "set_rng_state", lambda state: None)  # the backward pass draws anew
@@ -78,12 +85,16 @@ def test_models_on_a_cpu_are_right(word: str) -> None:
     assert all(row["right"] for row in rows)
 
 
-def test_the_head_on_a_cpu_is_right_and_a_wrong_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_on_a_cpu_is_right_and_a_wrong_gradient_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     checks = list(operator_checks("cpu"))
     assert len(checks) == 4
     assert all(row["right"] for row in checked(checks))
     right = linear_cross_entropy._NatsAndGradients.backward
-    monkeypatch.setattr(linear_cross_entropy._NatsAndGradients, "backward", lambda ctx, grad: right(ctx, 1.1 * grad))
+    monkeypatch.setattr(
+        linear_cross_entropy._NatsAndGradients, "backward", lambda ctx, grad: right(ctx, 1.1 * grad)
+    )
     assert [row["right"] for row in checked(checks)] == [True, False, True, False]
 
 
@@ -91,7 +102,12 @@ def test_what_raises_or_is_no_number_is_wrong_and_the_next_is_checked() -> None:
     def broken() -> dict[str, float]:
         raise RuntimeError("out of registers")
 
-    finds = [broken, lambda: {"out": 0.0, "dq": float("nan")}, lambda: {"out": 0.1}, lambda: {"out": 0.01}]
+    finds = [
+        broken,
+        lambda: {"out": 0.0, "dq": float("nan")},
+        lambda: {"out": 0.1},
+        lambda: {"out": 0.01},
+    ]
     rows = list(checked([Check("some", "float32", find, 0.05) for find in finds]))
     assert [row["right"] for row in rows] == [False, False, False, True]
     assert rows[0]["failed"] == "RuntimeError: out of registers"

@@ -28,11 +28,15 @@ SCRIPT = ROOT / "benchmarks" / "gpu.sh"
 def run(folder: Path, part: int, cases: str, *, seconds: int = 585) -> tuple[int, str]:
     """Exit status and output, with a Python that does what `cases` of a shell say, by all its arguments."""
     python = folder / "python"
-    python.write_text(f'#!/usr/bin/env bash\necho "$*" >>{folder}/calls\ncase "$*" in\n{cases}\nesac\n')
+    python.write_text(
+        f'#!/usr/bin/env bash\necho "$*" >>{folder}/calls\ncase "$*" in\n{cases}\nesac\n'
+    )
     python.chmod(0o755)
     environment = os.environ | {"PYTHON": str(python), "SECONDS_IN_ALL": str(seconds)}
     command = ["bash", str(SCRIPT), str(part), "out"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=LIMIT_S)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=LIMIT_S
+    )
     assert done.stderr == ""
     return done.returncode, done.stdout
 
@@ -43,13 +47,20 @@ def table(out: str) -> dict[str, str]:
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line}
 
 
-ALL = {1: ["correctness", "step"], 2: ["tiles", "attention"], 3: ["same-loss", "growth"], 4: ["train-base"]}
+ALL = {
+    1: ["correctness", "step"],
+    2: ["tiles", "attention"],
+    3: ["same-loss", "growth"],
+    4: ["train-base"],
+}
 """Some benchmarks of each part."""
 
 
 @pytest.mark.parametrize("part", ALL)
 def test_all_are_run_and_packed(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, out = run(tmp_path, part, "*gpu_check*) echo right something ;;\n*.json*) echo 7.0 tok/s 1 MiB ;;")
+    status, out = run(
+        tmp_path, part, "*gpu_check*) echo right something ;;\n*.json*) echo 7.0 tok/s 1 MiB ;;"
+    )
     assert status == 0
     assert "7.0 tok/s" in out
     assert "WRONG: 0 of" in out
@@ -57,8 +68,13 @@ def test_all_are_run_and_packed(part: int, tmp_path: Path, monkeypatch: pytest.M
     ends = table(out)
     assert all(ends[name].endswith("s done") for name in ALL[part])
     with tarfile.open(tmp_path / "out" / f"part-{part}.tar.gz") as packed:
-        assert {f"part-{part}/{ALL[part][-1]}.log", f"part-{part}/table.txt"} <= set(packed.getnames())
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"part-{part}.txt", f"part-{part}.tar.gz"}
+        assert {f"part-{part}/{ALL[part][-1]}.log", f"part-{part}/table.txt"} <= set(
+            packed.getnames()
+        )
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"part-{part}.txt",
+        f"part-{part}.tar.gz",
+    }
 
     parse = argparse.ArgumentParser.parse_args
 
@@ -96,7 +112,9 @@ def test_one_that_fails_is_named_and_those_after_it_are_run(tmp_path: Path) -> N
     assert "WRONG: 1 of" in out
 
 
-def test_what_takes_too_long_is_stopped_and_what_no_time_is_left_for_left_out(tmp_path: Path) -> None:
+def test_what_takes_too_long_is_stopped_and_what_no_time_is_left_for_left_out(
+    tmp_path: Path,
+) -> None:
     status, out = run(tmp_path, 1, "*check-0*) exec sleep infinity ;;", seconds=6)
     assert status == 1
     assert "stopped after 1 s" in table(out)["correctness"]
@@ -107,13 +125,17 @@ def test_what_takes_too_long_is_stopped_and_what_no_time_is_left_for_left_out(tm
 def test_a_run_that_is_killed_leaves_what_it_has_measured(tmp_path: Path) -> None:
     """And the next one begins with the kernels that were compiled."""
     held = "touch killed; until [[ -e done ]]; do sleep 0.1; done"
-    cases = f"*step.json*) {held} ;;\n*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;"
+    cases = (
+        f"*step.json*) {held} ;;\n*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;"
+    )
     python = tmp_path / "python"
     python.write_text(f'#!/usr/bin/env bash\ncd {tmp_path}\ncase "$*" in\n{cases}\nesac\n')
     python.chmod(0o755)
     command = ["bash", str(SCRIPT), "1", str(tmp_path / "out")]
     environment = os.environ | {"PYTHON": str(python), "TMPDIR": str(tmp_path)}
-    script = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    script = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     wait_until((tmp_path / "killed").exists, tmp_path / "out" / "part-1.txt")
     os.killpg(script.pid, signal.SIGKILL)
     script.wait()
@@ -122,7 +144,9 @@ def test_a_run_that_is_killed_leaves_what_it_has_measured(tmp_path: Path) -> Non
     with tarfile.open(tmp_path / "out" / "part-1.tar.gz") as packed:
         assert "part-1/check-0.log" in packed.getnames()
 
-    assert run(tmp_path, 4, "*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;")[0] == 0
+    assert (
+        run(tmp_path, 4, "*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;")[0] == 0
+    )
     _, out = run(tmp_path, 4, "*) ls $TRITON_CACHE_DIR | sed 's/^/| /' ;;")
     assert "| kernel" in out
 
@@ -137,7 +161,11 @@ def test_every_benchmark_runs_without_a_gpu(part: int, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout
     ends = table((tmp_path / "out" / f"part-{part}.txt").read_text())
-    assert all(end.endswith("done") for name, end in ends.items() if name not in ("WRONG:",) and "so far" not in end)
+    assert all(
+        end.endswith("done")
+        for name, end in ends.items()
+        if name not in ("WRONG:",) and "so far" not in end
+    )
 
 
 def test_a_part_that_there_is_not_is_refused(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ def test_what_is_held_is_full_and_of_the_same_size_after_a_segment(name: str) ->
 
 def test_the_table_has_a_row_for_each_memory() -> None:
     found = list(rows(["none", "fifo"], [70, 80], 1))
-    assert [(row["memory"], row["read"]) for row in found] == [(m, n) for n in (70, 80) for m in ("none", "fifo")]
+    assert [(row["memory"], row["read"]) for row in found] == [
+        (m, n) for n in (70, 80) for m in ("none", "fifo")
+    ]
     assert all(row["ms_a_token_1"] > 0 for row in found)
     *_, none, fifo = table(found)
     assert none.startswith("| `none` | ")

@@ -17,13 +17,24 @@ from txl.ops.rel_attention.naive import naive
 
 @pytest.fixture
 def shape() -> Shape:
-    sizes = {"n_layer": 1, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 16, "n_token": 30, "cutoffs": (10, 20)}
+    sizes = {
+        "n_layer": 1,
+        "n_head": 2,
+        "d_head": 4,
+        "d_model": 8,
+        "d_inner": 16,
+        "n_token": 30,
+        "cutoffs": (10, 20),
+    }
     return dataclasses.replace(READING["wt103-base"], **sizes, tgt_len=4, mem_len=6)
 
 
 @long_test
 def test_our_worker_does_every_task_and_says_why_it_cannot_do_one(shape: Shape) -> None:
-    ours, broken = Peer("txl", shape.to_json()), Peer("txl", dataclasses.replace(shape, attn_impl="fused").to_json())
+    ours, broken = (
+        Peer("txl", shape.to_json()),
+        Peer("txl", dataclasses.replace(shape, attn_impl="fused").to_json()),
+    )
     try:
         for task in ("evaluate", "generate", "train"):
             compare([ours], task, 2, pairs=1)
@@ -40,10 +51,15 @@ def test_our_worker_does_every_task_and_says_why_it_cannot_do_one(shape: Shape) 
     assert "--attn_impl fused: needs a GPU" in theirs["error"]
 
 
-def test_bad_flags_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_flags_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for flags, message in (
         ("--text nowhere", "--text nowhere: No such file or directory; name a file of UTF-8 text"),
-        (f"--text {__file__} --pairs 0", "argument --pairs: '0': must be a whole number, at least 1"),
+        (
+            f"--text {__file__} --pairs 0",
+            "argument --pairs: '0': must be a whole number, at least 1",
+        ),
     ):
         monkeypatch.setattr(sys, "argv", ["tokenise", *flags.split()])
         with pytest.raises(SystemExit, match="2"):
@@ -90,7 +106,10 @@ CASES = [Case(2, 3, 5, 7, 6), Case(1, 2, 8, 13, 0), Case(3, 1, 4, 1, 11), Case(1
 def test_the_time_first_formulation_is_relative_attention(case: Case) -> None:
     args = inputs(case, torch.device("cpu"), torch.float64)
     way = ways(case, args, None)["original"]()
-    expected, dout_BNTH = naive(*args, scale=case.H**-0.5), torch.randn(case.B, case.N, case.T, case.H).double()
+    expected, dout_BNTH = (
+        naive(*args, scale=case.H**-0.5),
+        torch.randn(case.B, case.N, case.T, case.H).double(),
+    )
     torch.testing.assert_close(way.call(), expected, atol=1e-12, rtol=0)
     theirs = torch.autograd.grad(way.call(), way.leaves, dout_BNTH)
     ours = torch.autograd.grad(expected, args, dout_BNTH)

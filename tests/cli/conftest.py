@@ -27,7 +27,9 @@ from txl.cli.run import run
 from txl.training import metrics
 
 WORDS = [
-    a + b for a in ("ba", "de", "fi", "go", "ku", "lo", "mi", "ne") for b in ("b", "d", "f", "k", "l", "n", "r", "s")
+    a + b
+    for a in ("ba", "de", "fi", "go", "ku", "lo", "mi", "ne")
+    for b in ("b", "d", "f", "k", "l", "n", "r", "s")
 ]
 N_WORD = {"train": 800, "valid": 120, "test": 90}
 # weights so large that memory and batch boundaries show in the loss
@@ -69,7 +71,11 @@ def records(run: Path, kind: str = "") -> list[dict[str, Any]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,11 @@ class Here:
 
     def __call__(self, line: str, *, status: int = 0) -> Outcome:
         entry, *words = shlex.split(line)
-        flag = next((flag for flag in ("--recl", "--text") if flag in words), "") if entry == "eval" else ""
+        flag = (
+            next((flag for flag in ("--recl", "--text") if flag in words), "")
+            if entry == "eval"
+            else ""
+        )
         outcome = self.call(entry, *BEFORE.get(f"{entry} {flag}".strip(), []), *words)
         assert outcome.status == status, outcome
         return outcome
@@ -136,7 +146,11 @@ class Here:
 
 
 def half_written(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.name.endswith(".tmp") or path.name.startswith(".")]
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.name.endswith(".tmp") or path.name.startswith(".")
+    ]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -150,7 +164,11 @@ def one_look_at_git() -> Iterator[None]:
         return asked[tuple(words)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "subprocess", SimpleNamespace(run=run, SubprocessError=subprocess.SubprocessError))
+        patch.setattr(
+            metrics,
+            "subprocess",
+            SimpleNamespace(run=run, SubprocessError=subprocess.SubprocessError),
+        )
         yield
 
 
@@ -161,7 +179,11 @@ def entry_points() -> dict[str, ModuleType]:
 
 
 def random_text(
-    folder: Path, *, seed: int = 0, words: Sequence[str] = WORDS, n_word: Mapping[str, int] = MappingProxyType(N_WORD)
+    folder: Path,
+    *,
+    seed: int = 0,
+    words: Sequence[str] = WORDS,
+    n_word: Mapping[str, int] = MappingProxyType(N_WORD),
 ) -> Path:
     """A folder of text in which every word of `words` occurs; another seed, other words or another text."""
     dice = random.Random(seed)
@@ -170,7 +192,9 @@ def random_text(
         all_words = words if split == "train" else words[::-1]  # no line of theirs is one of train
         drawn = [*all_words, *dice.choices(words, k=n - len(words))]
         lines = [" ".join(drawn[i : i + 10]) for i in range(0, n, 10)]
-        (folder / f"{split}.txt").write_text("".join(f" {line} \n" for line in lines), encoding="utf-8")
+        (folder / f"{split}.txt").write_text(
+            "".join(f" {line} \n" for line in lines), encoding="utf-8"
+        )
     return folder
 
 
@@ -183,7 +207,16 @@ def train_here(folder: Path, flags: str = "") -> Trained:
     """Train on the text of a folder, without a test that looks on."""
     out, train = io.StringIO(), importlib.import_module("txl.commands.train")
     with contextlib.redirect_stdout(out):
-        train.main(["--data", str(folder / "text"), "--work_dir", str(folder / "run"), *TINY, *flags.split()])
+        train.main(
+            [
+                "--data",
+                str(folder / "text"),
+                "--work_dir",
+                str(folder / "run"),
+                *TINY,
+                *flags.split(),
+            ]
+        )
     return Trained(folder / "run", folder / "text", out.getvalue())
 
 
@@ -214,7 +247,9 @@ def training(text: Path, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def call(
-    entry_points: dict[str, ModuleType], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    entry_points: dict[str, ModuleType],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Outcome]:
     """Calls an entry point as the console would; an exception that would be a traceback there is raised here."""
 
@@ -230,7 +265,11 @@ def call(
 
 @pytest.fixture
 def here(
-    call: Callable[..., Outcome], run_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Callable[..., Outcome],
+    run_folder: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Here:
     monkeypatch.chdir(tmp_path)
     return Here(call)

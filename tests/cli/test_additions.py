@@ -66,7 +66,9 @@ def test_a_store_is_made_once(here: Here) -> None:
     assert {path: path.stat().st_mtime_ns for path in Path("store").iterdir()} == before
 
 
-def test_a_store_that_another_evaluation_makes_meanwhile_is_used(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_another_evaluation_makes_meanwhile_is_used(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = rows(here, STORE)
     shutil.move("store", "theirs")
     module = importlib.import_module("txl.evaluation.test_time.prepared")
@@ -103,7 +105,9 @@ def other_text() -> None:
     ],
     ids=["checkpoint", "text", "size"],
 )
-def test_a_store_of_something_else_is_refused(here: Here, flags: str, change: Callable[[], None], what: str) -> None:
+def test_a_store_of_something_else_is_refused(
+    here: Here, flags: str, change: Callable[[], None], what: str
+) -> None:
     rows(here, f"{STORE} {flags}")
     if flags:
         assert json.loads(Path("store/store.json").read_text())["source"]["number_of_tokens"] == 50
@@ -121,7 +125,10 @@ def test_without_a_training_text_what_needs_none_still_works(here: Here) -> None
     Path("text/train.txt").unlink()
     for flags in (RMS, STORE):
         assert "text/train.txt: no such file" in here.refused(f"eval --split valid {flags}")
-    for flags, added in {"--dynamic sgd --cache_size 5": "dynamic sgd + cache", "--cache_size 5": "cache"}.items():
+    for flags, added in {
+        "--dynamic sgd --cache_size 5": "dynamic sgd + cache",
+        "--cache_size 5": "cache",
+    }.items():
         assert rows(here, flags)[1]["added"] == added
 
 
@@ -131,6 +138,8 @@ def test_values_at_the_edge_give_finite_losses(here: Here) -> None:
 
 
 def test_several_processes_cannot_adapt_one_set_of_weights() -> None:
-    with pytest.raises(UsageError, match=r"^--dynamic sgd: adapts one set .*; run one process, not 2$"):
+    with pytest.raises(
+        UsageError, match=r"^--dynamic sgd: adapts one set .*; run one process, not 2$"
+    ):
         Additions(DynamicConfig(dynamic="sgd")).check("float32", world=2)
     Additions(cache=CacheConfig(cache_size=3)).check("float32", world=2)

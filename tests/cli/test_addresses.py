@@ -38,13 +38,18 @@ def name_address(run: str, address: object = ADDRESS) -> None:
 
 
 @pytest.mark.parametrize("line", [EVAL, RESUME])
-@pytest.mark.parametrize("address", [[ADDRESS], ["text", "zip://::" + ADDRESS], ["hf://datasets/a/b"], ["file:///a"]])
+@pytest.mark.parametrize(
+    "address", [[ADDRESS], ["text", "zip://::" + ADDRESS], ["hf://datasets/a/b"], ["file:///a"]]
+)
 def test_an_address_that_a_checkpoint_names_is_not_asked(
     here: Here, asked: list[str], line: list[str], address: list[str]
 ) -> None:
     name_address("run", address)
     (complaint,) = here.call(*line).complaints
-    assert f"{address[-1]}: the address of the text, which run/step_00000004/config.json names" in complaint
+    assert (
+        f"{address[-1]}: the address of the text, which run/step_00000004/config.json names"
+        in complaint
+    )
     assert complaint.endswith("give it with --data")
     assert asked == []
     assert not Path("data").exists()
@@ -60,7 +65,9 @@ def test_an_address_that_was_typed_is_asked_again(here: Here, asked: list[str]) 
 
 
 @pytest.mark.parametrize("line", [EVAL, RESUME])
-def test_an_address_is_typed_where_it_is_asked_for(here: Here, asked: list[str], line: list[str]) -> None:
+def test_an_address_is_typed_where_it_is_asked_for(
+    here: Here, asked: list[str], line: list[str]
+) -> None:
     here.call(*line, "--data", ADDRESS)
     assert asked == [ADDRESS]
 

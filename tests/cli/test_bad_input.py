@@ -80,37 +80,103 @@ TRAIN, VALID = "text/train.txt", "text/valid.txt"
 LM1B, ENWIK8 = "train --data lm1b --dataset lm1b", "train --data . --dataset enwik8 --prefix"
 A_FILE = holds("", "file")
 """In which nobody can make a folder, root included."""
-HELD = {"nothing": (holds(" ", "f"), "is empty"), "latin1": (lambda: Path("f").write_bytes(b"\xe9"), "f: not UTF-8")}
-FILES = ("eval --text", "eval --text text/test.txt --context", "generate --prompt_file", "generate --prompts")
+HELD = {
+    "nothing": (holds(" ", "f"), "is empty"),
+    "latin1": (lambda: Path("f").write_bytes(b"\xe9"), "f: not UTF-8"),
+}
+FILES = (
+    "eval --text",
+    "eval --text text/test.txt --context",
+    "generate --prompt_file",
+    "generate --prompts",
+)
 TEXTS: Table = {
     "no train split": (gone(TRAIN), "train", f"{TRAIN}: no such file"),
-    "no valid split": (gone(VALID), "train --dataset wt103", f"{VALID}: no such file; a folder of text needs"),
+    "no valid split": (
+        gone(VALID),
+        "train --dataset wt103",
+        f"{VALID}: no such file; a folder of text needs",
+    ),
     "no test split": (gone("text/test.txt"), "train --eval_test", "text/test.txt"),
     "latin1 in train": (lambda: latin1("train"), "train", "text/train.txt, line 3: not UTF-8"),
     "latin1 in valid": (lambda: latin1("valid"), "train", "iconv -f latin1 -t utf-8"),
-    "no <unk>": (holds("bab\nunread\n", VALID), "train --dataset wt103", f"{VALID}, line 2: the word 'unread' is not"),
-    "few words": (holds("four words " * 99, TRAIN, VALID), "train --adaptive", "--adaptive: a vocabulary of 4 words"),
-    "an archive of numpy": (archive_of_numpy, "train --dataset ids", "train.npy: no array of numpy"),
-    "shuffled already": (lambda: sentences("zofe", "zofe"), f"{LM1B} --varlen", "--varlen: the sentences of lm1b"),
-    "a blank line": (lambda: sentences("</S> 155\n", "\n"), LM1B, "lm1b/1b_word_vocab.txt, line 2: is blank"),
+    "no <unk>": (
+        holds("bab\nunread\n", VALID),
+        "train --dataset wt103",
+        f"{VALID}, line 2: the word 'unread' is not",
+    ),
+    "few words": (
+        holds("four words " * 99, TRAIN, VALID),
+        "train --adaptive",
+        "--adaptive: a vocabulary of 4 words",
+    ),
+    "an archive of numpy": (
+        archive_of_numpy,
+        "train --dataset ids",
+        "train.npy: no array of numpy",
+    ),
+    "shuffled already": (
+        lambda: sentences("zofe", "zofe"),
+        f"{LM1B} --varlen",
+        "--varlen: the sentences of lm1b",
+    ),
+    "a blank line": (
+        lambda: sentences("</S> 155\n", "\n"),
+        LM1B,
+        "lm1b/1b_word_vocab.txt, line 2: is blank",
+    ),
     "no <UNK>": (lambda: sentences("<UNK>", "<NO>"), LM1B, "lm1b/1b_word_vocab.txt: has no <UNK>"),
     "no vocabulary": (sentences, LM1B, "load it with: python -m data_utils.download lm1b"),
-    "no documents": (lambda: zipped("enwik8"), f"{ENWIK8} --reset document", "enwik8 is one text without documents"),
+    "no documents": (
+        lambda: zipped("enwik8"),
+        f"{ENWIK8} --reset document",
+        "enwik8 is one text without documents",
+    ),
     "two files": (lambda: zipped("enwik8", "other"), ENWIK8, "enwik8.zip: holds 2 files"),
-    "half an archive": (lambda: zipped("enwik8", keep=0.5), ENWIK8, "enwik8.zip: damaged (File is not a zip file)"),
+    "half an archive": (
+        lambda: zipped("enwik8", keep=0.5),
+        ENWIK8,
+        "enwik8.zip: damaged (File is not a zip file)",
+    ),
     "no archive": (A_FILE, ENWIK8, "enwik8: no such file; put enwik8 or enwik8.zip there"),
     "too short": (holds("short", "enwik8"), ENWIK8, "too short for a valid split"),
-    "words for bytes": (holds("32 97 300 \n 32", TRAIN), "train --dataset enwik8 --prefix", "than numbers of bytes"),
-    "a folder that cannot be made": (A_FILE, "train --work_dir file/new --data nowhere", "file/new"),
-    "a cache that cannot be made": (A_FILE, "train --cache_dir file/x", "name another folder with --cache_dir"),
-    "a result that cannot be written": (A_FILE, "eval --json file/r.json", "name a folder that can be written"),
-    "tokens that cannot be written": (A_FILE, "eval --text text/test.txt --per_token file/t.tsv", "file: File exists"),
-    **{f"{what} in {line}": (make, f"{line} f", why) for what, (make, why) in HELD.items() for line in FILES},
+    "words for bytes": (
+        holds("32 97 300 \n 32", TRAIN),
+        "train --dataset enwik8 --prefix",
+        "than numbers of bytes",
+    ),
+    "a folder that cannot be made": (
+        A_FILE,
+        "train --work_dir file/new --data nowhere",
+        "file/new",
+    ),
+    "a cache that cannot be made": (
+        A_FILE,
+        "train --cache_dir file/x",
+        "name another folder with --cache_dir",
+    ),
+    "a result that cannot be written": (
+        A_FILE,
+        "eval --json file/r.json",
+        "name a folder that can be written",
+    ),
+    "tokens that cannot be written": (
+        A_FILE,
+        "eval --text text/test.txt --per_token file/t.tsv",
+        "file: File exists",
+    ),
+    **{
+        f"{what} in {line}": (make, f"{line} f", why)
+        for what, (make, why) in HELD.items()
+        for line in FILES
+    },
 }
 
 
 @pytest.mark.parametrize(("arrange", "line", "said"), TEXTS.values(), ids=TEXTS)
-def test_a_bad_text_is_named(here: Here, arrange: Callable[[], object], line: str, said: str) -> None:
+def test_a_bad_text_is_named(
+    here: Here, arrange: Callable[[], object], line: str, said: str
+) -> None:
     arrange()
     shutil.rmtree("text/txl-cache")
     assert said in here.refused(line)
@@ -118,11 +184,15 @@ def test_a_bad_text_is_named(here: Here, arrange: Callable[[], object], line: st
         assert not Path("text/txl-cache").exists()  # no other split has been read
 
 
-def test_a_text_with_another_vocabulary_is_refused(here: Here, write_text: Callable[..., Path]) -> None:
+def test_a_text_with_another_vocabulary_is_refused(
+    here: Here, write_text: Callable[..., Path]
+) -> None:
     write_text(Path("other"), words=["other", "words", "than", "those"])
     assert "other: its vocabulary (6 words) is not the one" in here.refused("eval --data other")
     here("train --data other --max_step 1")
-    said = "--recl new/step_00000001: its vocabulary is not that of run/step_00000004; leave out one"
+    said = (
+        "--recl new/step_00000001: its vocabulary is not that of run/step_00000004; leave out one"
+    )
     assert said in here.refused("eval --recl run new")
 
 
@@ -174,7 +244,10 @@ def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None
 def memory(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
     def of(folder: Path) -> None:
         (path,) = folder.glob("streams_*")
-        save_file({k: change(x).contiguous() if "memory" in k else x for k, x in load_file(path).items()}, path)
+        save_file(
+            {k: change(x).contiguous() if "memory" in k else x for k, x in load_file(path).items()},
+            path,
+        )
         sign(folder)
 
     return lambda: each(of)
@@ -192,7 +265,9 @@ CHECKPOINTS: Table = {
     **{
         f"{how} {name}": (
             lambda name=name, keep=keep: each(
-                lambda folder: (folder / name).unlink() if keep is None else cut(folder / name, keep)
+                lambda folder: (
+                    (folder / name).unlink() if keep is None else cut(folder / name, keep)
+                )
             ),
             "eval",
             f"{name}: missing, truncated or damaged",
@@ -201,25 +276,69 @@ CHECKPOINTS: Table = {
         for how, keep in {"no": None, "empty": 0.0, "cut": 0.99}.items()
     },
     **{
-        f"half of {name}": (lambda name=name: cut(next(Path("run/step_00000004").glob(name))), RESUME, name.rstrip("*"))
+        f"half of {name}": (
+            lambda name=name: cut(next(Path("run/step_00000004").glob(name))),
+            RESUME,
+            name.rstrip("*"),
+        )
         for name in ("optimizer.safetensors", "progress.json", "streams_*")
     },
-    "a flipped bit": (lambda: flip(Path("run/step_00000004/optimizer.safetensors")), RESUME, "optimizer.safetensors"),
+    "a flipped bit": (
+        lambda: flip(Path("run/step_00000004/optimizer.safetensors")),
+        RESUME,
+        "optimizer.safetensors",
+    ),
     "no streams, without checksums": (without_checksums("streams_*"), RESUME, "streams"),
     "no data set": (lambda: each_record(lambda record: record.pop("data")), "eval", "config.json"),
     "an unknown data set": (set_record("data", dataset="?"), "eval", "config.json"),
-    "no weights but nan": (weights(lambda weight: torch.full_like(weight, torch.nan)), "generate", "run/step_00000004"),
-    "weights of whole numbers": (weights(lambda weight: weight.int()), "generate", "not floating-point"),
-    "weights of another shape": (set_record("model", n_layer=3), "generate", "model.safetensors: the weights do not"),
-    "weights in float64": (weights(torch.Tensor.double), "generate --dtype bfloat16", "the weights are in float64"),
-    "a narrow memory": (memory(lambda x_BMD: x_BMD[..., 1:]), RESUME, "streams_00000_00004.safetensors"),
-    "a memory of few streams": (memory(lambda x_BMD: x_BMD[1:]), RESUME, "streams_00000_00004.safetensors"),
-    "a memory of whole numbers": (memory(torch.Tensor.int), RESUME, "streams_00000_00004.safetensors"),
+    "no weights but nan": (
+        weights(lambda weight: torch.full_like(weight, torch.nan)),
+        "generate",
+        "run/step_00000004",
+    ),
+    "weights of whole numbers": (
+        weights(lambda weight: weight.int()),
+        "generate",
+        "not floating-point",
+    ),
+    "weights of another shape": (
+        set_record("model", n_layer=3),
+        "generate",
+        "model.safetensors: the weights do not",
+    ),
+    "weights in float64": (
+        weights(torch.Tensor.double),
+        "generate --dtype bfloat16",
+        "the weights are in float64",
+    ),
+    "a narrow memory": (
+        memory(lambda x_BMD: x_BMD[..., 1:]),
+        RESUME,
+        "streams_00000_00004.safetensors",
+    ),
+    "a memory of few streams": (
+        memory(lambda x_BMD: x_BMD[1:]),
+        RESUME,
+        "streams_00000_00004.safetensors",
+    ),
+    "a memory of whole numbers": (
+        memory(torch.Tensor.int),
+        RESUME,
+        "streams_00000_00004.safetensors",
+    ),
     "a word twice": (words(lambda lines: [*lines[:-1], lines[-2]]), "generate", "vocab.txt"),
     "a word too few": (words(lambda lines: lines[:-1]), "generate", "vocab.txt"),
     "no <eos>": (words(lambda lines: ["x", *lines[1:]]), "generate", "vocab.txt"),
-    "another text": (holds("bab bad\n", VALID), RESUME, "valid.txt has changed since run/step_00000004 was saved;"),
-    "another vocabulary": (lambda: replace(TRAIN, "bab", "new"), RESUME, "text: its vocabulary is no longer the one"),
+    "another text": (
+        holds("bab bad\n", VALID),
+        RESUME,
+        "valid.txt has changed since run/step_00000004 was saved;",
+    ),
+    "another vocabulary": (
+        lambda: replace(TRAIN, "bab", "new"),
+        RESUME,
+        "text: its vocabulary is no longer the one",
+    ),
     "a text that only the checkpoint names": (
         set_record("data", data="x", dataset="pydoc"),
         "score text/test.txt --work_dir run --knn_store store",
@@ -229,7 +348,9 @@ CHECKPOINTS: Table = {
 
 
 @pytest.mark.parametrize(("arrange", "line", "said"), CHECKPOINTS.values(), ids=CHECKPOINTS)
-def test_a_bad_checkpoint_is_named(here: Here, arrange: Callable[[], object], line: str, said: str) -> None:
+def test_a_bad_checkpoint_is_named(
+    here: Here, arrange: Callable[[], object], line: str, said: str
+) -> None:
     arrange()
     before = contents(Path("run"))
     assert said in here.refused(line)
@@ -250,9 +371,15 @@ MODELS: dict[str, tuple[Change, str]] = {
     "deep": (put("model", n_layer=4000), "do not fit"),
     "deeper": (put("model", n_layer=10**9), "at most 4096"),
     "clusters": (put("model", cutoffs=[*range(1, 10**5), 1]), "must be positive and ascending"),
-    "wide": (put("model", n_feature=10**9, attention="performer", position="none"), "at most 65536"),
+    "wide": (
+        put("model", n_feature=10**9, attention="performer", position="none"),
+        "at most 65536",
+    ),
     "float size": (put("model", n_layer=2.0), "n_layer is '2.0', which is not of type int"),
-    "word for a switch": (put("model", pre_lnorm="no"), "pre_lnorm is 'no', which is not of type bool"),
+    "word for a switch": (
+        put("model", pre_lnorm="no"),
+        "pre_lnorm is 'no', which is not of type bool",
+    ),
     "switch for a number": (put("model", n_layer=True), "n_layer is 'True'"),
     "newer": (put("model", hyper=1), "written by a newer version of txl, so upgrade"),
     "no such encoding": (put("model", position="?"), "config.json"),
@@ -281,12 +408,17 @@ PROGRESS: dict[str, tuple[Change, str]] = {
     "float step": (lambda progress: progress.update(batch=1.5), "batch is '1.5'"),
     "other step": (lambda progress: progress.update(step=3), "another step"),
     "newer": (lambda progress: progress.update(hyper=1), "newer version"),
-    "before the beginning": (lambda progress: progress.update(batch=-1), "batch is -1, which counts nothing"),
+    "before the beginning": (
+        lambda progress: progress.update(batch=-1),
+        "batch is -1, which counts nothing",
+    ),
     "beyond all": (lambda progress: progress.update(batch=10**30), "which counts nothing"),
 }
 
 
-def require_refused(here: Here, line: str, folder: Path, name: str, table: dict[str, tuple[Change, str]]) -> None:
+def require_refused(
+    here: Here, line: str, folder: Path, name: str, table: dict[str, tuple[Change, str]]
+) -> None:
     good = (folder / name).read_text()
     for what, (change, why) in table.items():
         change_record(folder, change, name)
@@ -318,7 +450,9 @@ def test_what_a_run_goes_on_with_is_checked_too(here: Here) -> None:
 def test_a_random_state_that_is_none_is_refused(here: Here, state: torch.Tensor | None) -> None:
     for path in Path("run/step_00000004").glob("streams_*"):
         tensors = {name: tensor for name, tensor in load_file(path).items() if name != "rng.cpu"}
-        save_file(tensors | ({"rng.other": torch.zeros(1)} if state is None else {"rng.cpu": state}), path)
+        save_file(
+            tensors | ({"rng.other": torch.zeros(1)} if state is None else {"rng.cpu": state}), path
+        )
         sign(path.parent)
     said = here.refused("train --work_dir run --resume --max_step 5 --max_step_scheduler 5")
     assert "step_00000004/streams_*.safetensors: no random state" in said
@@ -331,12 +465,18 @@ def test_a_damaged_checkpoint_of_another_program_and_a_file_of_one_are_named(her
         (folder / name).write_text('{"model_type": "transfo-xl"}')
         for place in (folder, folder / name) if name != "config.json" else (folder,):
             assert str(place) in here.refused(f"generate --work_dir '{place}'")
-    for name in ("run/step_00000004/model.safetensors", "run/step_00000004/config.json", "run/best"):
+    for name in (
+        "run/step_00000004/model.safetensors",
+        "run/step_00000004/config.json",
+        "run/best",
+    ):
         for line in (f"convert {name} out", f"eval --work_dir {name}"):
             assert f"{name}: is a file; name its folder, {Path(name).parent}" in here.refused(line)
 
 
-def test_weights_that_may_not_be_read_are_not_called_damaged(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_may_not_be_read_are_not_called_damaged(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """safetensors says that a file it may not open is not there."""
     path, open_it = pointed(Path("run"), "best") / "model.safetensors", os.open
 
@@ -372,12 +512,16 @@ LENGTHS = " ".join(map(str, range(10, 20)))
     ],
 )
 @pytest.mark.usefixtures("undrawn")
-def test_a_full_disk_is_named(here: Here, full_disk: FullDisk, line: str, n_byte: int, named: str) -> None:
+def test_a_full_disk_is_named(
+    here: Here, full_disk: FullDisk, line: str, n_byte: int, named: str
+) -> None:
     with full_disk(n_byte):
         assert re.search(f"{named}.*make room", here.refused(line))
 
 
-def test_a_full_disk_leaves_an_older_result_and_picture_as_they_were(here: Here, full_disk: FullDisk) -> None:
+def test_a_full_disk_leaves_an_older_result_and_picture_as_they_were(
+    here: Here, full_disk: FullDisk
+) -> None:
     older = {"new.json": b"{}", "context.png": b"an older picture"}
     for name, content in older.items():
         Path(name).write_bytes(content)
@@ -387,9 +531,13 @@ def test_a_full_disk_leaves_an_older_result_and_picture_as_they_were(here: Here,
     assert {name: Path(name).read_bytes() for name in older} == older
 
 
-def test_a_disk_that_fills_up_costs_no_earlier_checkpoint(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_costs_no_earlier_checkpoint(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: full(file) if Path("new/latest").exists() else fsync(file))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: full(file) if Path("new/latest").exists() else fsync(file)
+    )
     assert re.search("new/.*No space left on device; make room", here.refused("train"))
     assert (pointed(Path("new")) / "model.safetensors").is_file()
 
@@ -419,11 +567,20 @@ def press_at_call(ctrl_c: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "place", ["txl.training.loop.train_line", "torch.nn.utils.clip_grad_norm_", "txl.training.loop.eval_line"]
+    "place",
+    [
+        "txl.training.loop.train_line",
+        "torch.nn.utils.clip_grad_norm_",
+        "txl.training.loop.eval_line",
+    ],
 )
-def test_ctrl_c_saves_the_last_whole_update_and_says_where(here: Here, press_at_call: PressAtCall, place: str) -> None:
+def test_ctrl_c_saves_the_last_whole_update_and_says_where(
+    here: Here, press_at_call: PressAtCall, place: str
+) -> None:
     press_at_call(3, place)
-    said = "train.py: interrupted after step 3; saved in new/step_00000003; continue with --resume\n"
+    said = (
+        "train.py: interrupted after step 3; saved in new/step_00000003; continue with --resume\n"
+    )
     assert here("train --log_interval 1", status=130).err == said
 
 
@@ -442,7 +599,9 @@ def test_a_second_ctrl_c_does_not_stop_the_saving(here: Here, press_at_call: Pre
         ("generate", "txl.generation.sampling.require_in_range"),
     ],
 )
-def test_ctrl_c_ends_a_program_in_one_line(here: Here, press_at_call: PressAtCall, line: str, place: str) -> None:
+def test_ctrl_c_ends_a_program_in_one_line(
+    here: Here, press_at_call: PressAtCall, line: str, place: str
+) -> None:
     press_at_call(1, place)
     said = f"{line.partition(' ')[0]}.py: interrupted; nothing was left half written\n"
     assert here(line, status=130).err == said
@@ -460,18 +619,28 @@ def test_floater_says_what_it_needs(here: Here, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", ["activation", "recurrence"])
 def test_a_choice_that_is_not_there_is_refused_from_python_too(name: str) -> None:
-    with pytest.raises(UsageError, match=f"--{name} foo: no such choice; there are {getattr(ModelConfig, name)}, "):
+    with pytest.raises(
+        UsageError, match=f"--{name} foo: no such choice; there are {getattr(ModelConfig, name)}, "
+    ):
         ModelConfig(n_token=5, **{name: "foo"})
 
 
 @pytest.mark.parametrize("name", ["attention", "position", "memory", "gate"])
 def test_a_part_that_is_not_there_is_refused_from_python_too(name: str) -> None:
-    with pytest.raises(UsageError, match=f"^--{name} foo: no such .*; there are .*; the file that defines one of your"):
+    with pytest.raises(
+        UsageError,
+        match=f"^--{name} foo: no such .*; there are .*; the file that defines one of your",
+    ):
         TransformerXL(ModelConfig(n_token=5, pre_lnorm=True, n_position=9, **{name: "foo"}))
 
 
 def test_a_name_that_is_no_text_is_named(here: Here) -> None:
-    for line in ("convert r\udcff out", "convert run o\udcff", "generate --work_dir r\udcff", "eval --json j\udcff"):
+    for line in (
+        "convert r\udcff out",
+        "convert run o\udcff",
+        "generate --work_dir r\udcff",
+        "eval --json j\udcff",
+    ):
         assert "\\udcff: not UTF-8; rename it" in here.refused(line)
     with pytest.raises(UsageError, match="not UTF-8; rename it"):
         studies.main(["s\udcff.toml"])

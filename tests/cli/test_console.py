@@ -32,12 +32,16 @@ TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 
 
 @long_test
 @pytest.mark.slow
-def test_the_installed_command_works_elsewhere(tmp_path: Path, write_text: Callable[..., Path]) -> None:
+def test_the_installed_command_works_elsewhere(
+    tmp_path: Path, write_text: Callable[..., Path]
+) -> None:
     """Also beside another project's data_utils.py. Installed from a copy: building writes into the source tree."""
     copy, installed = tmp_path / "source", tmp_path / "site"
     copy.mkdir()
     for name in ("txl", "data_utils"):
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
@@ -52,7 +56,9 @@ def test_the_installed_command_works_elsewhere(tmp_path: Path, write_text: Calla
         env = os.environ | {"PYTHONPATH": str(installed)}
         return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
 
-    trained = command("train", "--data", "text", "--work_dir", "run", "--max_step", "4", "--mem_len", "8", *TINY)
+    trained = command(
+        "train", "--data", "text", "--work_dir", "run", "--max_step", "4", "--mem_len", "8", *TINY
+    )
     assert trained.returncode == 0, trained.stderr
     assert command("eval", "--work_dir", "run").returncode == 0
     assert command("generate", "--work_dir", "run", "--length", "5").returncode == 0
@@ -95,8 +101,12 @@ def test_a_program_gets_the_flags_behind_its_name(monkeypatch: pytest.MonkeyPatc
 def test_what_python_m_starts_and_what_txl_starts_are_one_list() -> None:
     """But for `python -m txl` itself."""
     files = [path for folder in ("txl", "data_utils") for path in (ROOT / folder).rglob("*.py")]
-    started = {path.relative_to(ROOT) for path in files if 'if __name__ == "__main__":' in path.read_text()}
-    modules = {".".join(path.with_suffix("").parts).removesuffix(".__main__") for path in started} - {"txl"}
+    started = {
+        path.relative_to(ROOT) for path in files if 'if __name__ == "__main__":' in path.read_text()
+    }
+    modules = {
+        ".".join(path.with_suffix("").parts).removesuffix(".__main__") for path in started
+    } - {"txl"}
     same = {program.same for program in PROGRAMS.values()}
     scripts = {path.name for path in ROOT.glob("*.py")}
     aliases = {"python -m txl estimate", "python eval.py --text", "python eval.py --recl"}
@@ -106,7 +116,10 @@ def test_what_python_m_starts_and_what_txl_starts_are_one_list() -> None:
 
 def test_a_name_to_be_completed_is_among_those_that_txl_offers() -> None:
     assert dir(txl) == sorted(txl.__all__)
-    assert {name for name in dir(txl) if getattr(txl, name).__class__ is type} >= {"TransformerXL", "Context"}
+    assert {name for name in dir(txl) if getattr(txl, name).__class__ is type} >= {
+        "TransformerXL",
+        "Context",
+    }
     with pytest.raises(AttributeError, match=r"^module 'txl' has no attribute"):
         _ = txl.transformer
 
@@ -114,8 +127,12 @@ def test_a_name_to_be_completed_is_among_those_that_txl_offers() -> None:
 PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
 
 
-@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}], ids=str)
-def test_threads_spin_as_the_user_says(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}], ids=str
+)
+def test_threads_spin_as_the_user_says(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in PASSIVE:
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
@@ -124,7 +141,9 @@ def test_threads_spin_as_the_user_says(given: dict[str, str], monkeypatch: pytes
     monkeypatch.setattr(launch, "import_module", stop)
     with pytest.raises(Stopped):
         launch.launch("eval")
-    assert {name: os.environ[name] for name in PASSIVE.keys() & os.environ.keys()} == (given or PASSIVE)
+    assert {name: os.environ[name] for name in PASSIVE.keys() & os.environ.keys()} == (
+        given or PASSIVE
+    )
 
 
 def test_the_shape_of_a_model_follows_from_its_text() -> None:
@@ -147,7 +166,9 @@ def test_the_shape_of_a_model_follows_from_its_text() -> None:
         theirs = [words_in.projs[0 if len(words_in.projs) == 1 else i] for i in range(n)]
         shared = [ours is their for ours, their in zip(words_out.projs, theirs, strict=True)]
         assert shared == [False, True, True][:n]
-        tied = {ours is their for ours, their in zip(words_out.tables, words_in.tables, strict=True)}
+        tied = {
+            ours is their for ours, their in zip(words_out.tables, words_in.tables, strict=True)
+        }
         assert tied == {"not_tied" not in flags}
 
 
@@ -165,10 +186,15 @@ LIMITS = {
 
 
 def test_the_table_and_the_file_say_the_same(here: Here) -> None:
-    plan = here.result(f"{SMALL} --gpus 16 --gpus_per_host 4 --batch_size 32 --max_step 1000 --dropatt 0.1")
+    plan = here.result(
+        f"{SMALL} --gpus 16 --gpus_per_host 4 --batch_size 32 --max_step 1000 --dropatt 0.1"
+    )
     *table, last = plan["out"].splitlines()[2:]
     for at, name in enumerate(("DDP", "shards"), start=1):
-        rows, of = {row[0]: row[at] for row in (re.split(r"  +", line[2:]) for line in table)}, plan[name]
+        rows, of = (
+            {row[0]: row[at] for row in (re.split(r"  +", line[2:]) for line in table)},
+            plan[name],
+        )
         assert rows["memory in all, GiB a GPU"] == f"{of['peak'] / 2**30:.2f}"
         assert of["peak"] == sum(of["memory"].values())
         assert rows["tokens per second"] == f"{of['tok_per_s']:,.0f}"
@@ -179,7 +205,9 @@ def test_the_table_and_the_file_say_the_same(here: Here) -> None:
 
 def test_a_batch_that_does_not_divide_is_raised_and_what_divides_it_is_named(here: Here) -> None:
     out = here(f"{SMALL} --gpus 12 --batch_size 20 --batch_chunk 2").out
-    assert "does not divide into 12 processes times --batch_chunk 2, which can be 1, 2, 5, 10." in out
+    assert (
+        "does not divide into 12 processes times --batch_chunk 2, which can be 1, 2, 5, 10." in out
+    )
     assert "These figures are for --batch_size 24." in out
     assert "does not divide" not in here(f"{SMALL} --gpus 12 --local_batch_size 2").out
 

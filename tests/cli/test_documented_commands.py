@@ -65,20 +65,42 @@ Call = Callable[..., Any]
 
 def commands(text: str) -> list[str]:
     """The commands of a page."""
-    blocks = [body.replace("\\\n", " ") for language, body in BLOCK.findall(text) if language in ("", "bash", "sh")]
+    blocks = [
+        body.replace("\\\n", " ")
+        for language, body in BLOCK.findall(text)
+        if language in ("", "bash", "sh")
+    ]
     lines = [line for body in blocks for line in body.splitlines()]
-    return [line for line in [*lines, *re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))] if COMMAND.match(line)]
+    return [
+        line
+        for line in [*lines, *re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))]
+        if COMMAND.match(line)
+    ]
 
 
 def python_blocks(text: str) -> list[str]:
     return [body for language, body in BLOCK.findall(text) if language == "python"]
 
 
-COMMANDS = {f"{page.stem}: {line}": line for page in PAGES for line in commands(page.read_text(encoding="utf-8"))}
-IN_PROCESS = {key: line for key, line in COMMANDS.items() if re.search(r"\b(train|eval|generate)\.py\b", line)}
-CONVERSIONS = {key: line for key, line in COMMANDS.items() if line.startswith("python -m txl.convert ")}
-MODULES = {key: line for key, line in COMMANDS.items() if line.startswith("python -m ") and key not in CONVERSIONS}
-SCRIPTS = {key: line for key, line in COMMANDS.items() if re.search(r"\brun_\w+\.sh|^sbatch ", line)}
+COMMANDS = {
+    f"{page.stem}: {line}": line
+    for page in PAGES
+    for line in commands(page.read_text(encoding="utf-8"))
+}
+IN_PROCESS = {
+    key: line for key, line in COMMANDS.items() if re.search(r"\b(train|eval|generate)\.py\b", line)
+}
+CONVERSIONS = {
+    key: line for key, line in COMMANDS.items() if line.startswith("python -m txl.convert ")
+}
+MODULES = {
+    key: line
+    for key, line in COMMANDS.items()
+    if line.startswith("python -m ") and key not in CONVERSIONS
+}
+SCRIPTS = {
+    key: line for key, line in COMMANDS.items() if re.search(r"\brun_\w+\.sh|^sbatch ", line)
+}
 CONSOLE = {key: line for key, line in COMMANDS.items() if line.startswith("txl ")}
 INSTALLED = {key: line for key, line in COMMANDS.items() if line.startswith("pip ")}
 OTHERS = {key: line for key, line in COMMANDS.items() if line.startswith("bash benchmarks/")}
@@ -125,7 +147,11 @@ def test_a_command_finds_the_environment_of_the_demo(tmp_path: Path) -> None:
     for words in ("generate.py --length 3", "-m txl estimate --help"):
         command = [str(bare), *words.split()]
         started = subprocess.run(command, cwd=clone, capture_output=True, text=True)
-        assert (started.returncode, started.stderr, started.stdout) == (0, "", f"started: {words}\n")
+        assert (started.returncode, started.stderr, started.stdout) == (
+            0,
+            "",
+            f"started: {words}\n",
+        )
     shutil.rmtree(clone / ".venv")
     refused = subprocess.run(command, cwd=clone, capture_output=True, text=True)
     assert refused.returncode == 2
@@ -137,12 +163,19 @@ def test_every_command_starts_in_the_environment_of_the_demo(tmp_path: Path) -> 
     """Entered as the README says, without what only `pip install` brings: `txl` itself, lm-evaluation-harness."""
     assert ". .venv/bin/activate" in PAGES[0].read_text()
     clone, bare = after_the_demo(tmp_path, f'exec {shlex.quote(sys.executable)} "$@"')
-    environment = {**os.environ, "PATH": f"{clone / '.venv' / 'bin'}:{bare.parent}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "PATH": f"{clone / '.venv' / 'bin'}:{bare.parent}:{os.environ['PATH']}",
+    }
     starts = {m[0] for line in COMMANDS.values() if (m := re.match(r"python (-m )?\S+", line))}
-    missing = {line for line in COMMANDS.values() if line.startswith("txl ") and len(line.split()) > 2}
+    missing = {
+        line for line in COMMANDS.values() if line.startswith("txl ") and len(line.split()) > 2
+    }
     assert len(starts) > 10
     for start in sorted(starts):
-        done = subprocess.run([*start.split(), "--help"], cwd=clone, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [*start.split(), "--help"], cwd=clone, env=environment, capture_output=True, text=True
+        )
         if done.returncode:
             missing.add(f"{start}: {done.stderr}")
     assert {reason for reason in missing if "pip install" not in reason} == set()
@@ -161,9 +194,20 @@ def stock(tmp_path_factory: pytest.TempPathFactory, write_text: Callable[..., Pa
 
 def new_runs(stock: Path) -> None:
     shutil.rmtree("runs", ignore_errors=True)
-    names = ("recurrence__rel_sinusoid", "no_recurrence__rel_sinusoid", "recurrence__6M", "no_recurrence__6M")
+    names = (
+        "recurrence__rel_sinusoid",
+        "no_recurrence__rel_sinusoid",
+        "recurrence__6M",
+        "no_recurrence__6M",
+    )
     names += ("no_recurrence__segments_of_256__6M",)
-    for run in ("mine", "other", "wt2", "shakespeare", *(f"wikipedia-8m/{name}/seed_1/run" for name in names)):
+    for run in (
+        "mine",
+        "other",
+        "wt2",
+        "shakespeare",
+        *(f"wikipedia-8m/{name}/seed_1/run" for name in names),
+    ):
         shutil.copytree(stock / "run", f"runs/{run}")
 
 
@@ -174,7 +218,9 @@ def workplace(stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     new_runs(stock)
     for text in ("my_folder", "data/wikitext-2"):
         shutil.copytree(stock / "text", tmp_path / text)
-    theirs = Path(shutil.copytree(ROOT / "tests" / "golden" / "hf" / "hf_div2", tmp_path / "their_folder"))
+    theirs = Path(
+        shutil.copytree(ROOT / "tests" / "golden" / "hf" / "hf_div2", tmp_path / "their_folder")
+    )
     words = ["<eos>", "<unk>", *WORDS, *(f"w{i}" for i in range(198 - len(WORDS)))]
     (theirs / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     for folder in ("their_text", "data/wikitext-103"):
@@ -185,7 +231,9 @@ def workplace(stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "input.txt").write_text("\n\n".join(f"ROMEO:\nbab bad {i}" for i in range(200)))
     rows = [{"text": f"row {i}"} for i in range(20)]
     (tmp_path / "shards").mkdir()
-    (tmp_path / "shards" / "0.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    (tmp_path / "shards" / "0.jsonl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, rows)).encode())
+    )
     with contextlib.suppress(ImportError):
         import pyarrow
         from pyarrow import parquet
@@ -205,7 +253,11 @@ def complete(line: str) -> tuple[str, list[str]]:
     assert re.fullmatch(r"python |torchrun --nproc_per_node=\d+ ", how)
     page = shlex.split(flags)
     if page[:1] == ["..."]:
-        page[:1] = ["--data", "my_folder", "--dataset", "text"] if program == "train" else ["--work_dir", "runs/mine"]
+        page[:1] = (
+            ["--data", "my_folder", "--dataset", "text"]
+            if program == "train"
+            else ["--work_dir", "runs/mine"]
+        )
     kind = program
     if program == "train":
         kind = "resumed" if "--resume" in page else "tuned" if "--init_from" in page else "new"
@@ -217,7 +269,9 @@ def complete(line: str) -> tuple[str, list[str]]:
 @pytest.mark.usefixtures("workplace", "undrawn")
 def test_programs_run_as_the_page_says(call: Call, stock: Path, page: str) -> None:
     others = {line for key, line in IN_PROCESS.items() if key.partition(":")[0] < page}
-    for line in sorted({line for key, line in IN_PROCESS.items() if key.partition(":")[0] == page} - others):
+    for line in sorted(
+        {line for key, line in IN_PROCESS.items() if key.partition(":")[0] == page} - others
+    ):
         program, flags = complete(line)
         libraries = {"articles.parquet": "pyarrow", "bpe": "tokenizers"}
         if any(flag in flags and find_spec(library) is None for flag, library in libraries.items()):
@@ -243,11 +297,24 @@ def recorded(folder: Path, words: list[str], **environment: str) -> list[list[st
     }
     for name, body in stand_ins.items():
         executable(folder / name, body)
-    known = {k: v for k, v in os.environ.items() if not re.match(r"SLURM|NNODES|NPROC|NODE_RANK|MASTER|RUN_ID", k)}
-    own = {"PYTHON": str(folder / "python"), "CALLS": str(folder / "calls"), "PATH": f"{folder}:{known['PATH']}"}
-    done = subprocess.run(words, cwd=ROOT, env=known | own | environment, capture_output=True, text=True, check=False)
+    known = {
+        k: v
+        for k, v in os.environ.items()
+        if not re.match(r"SLURM|NNODES|NPROC|NODE_RANK|MASTER|RUN_ID", k)
+    }
+    own = {
+        "PYTHON": str(folder / "python"),
+        "CALLS": str(folder / "calls"),
+        "PATH": f"{folder}:{known['PATH']}",
+    }
+    done = subprocess.run(
+        words, cwd=ROOT, env=known | own | environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    return [call.split("\n") for call in (folder / "calls").read_text().removesuffix("\n\n").split("\n\n")]
+    return [
+        call.split("\n")
+        for call in (folder / "calls").read_text().removesuffix("\n\n").split("\n\n")
+    ]
 
 
 @each(SCRIPTS)
@@ -264,7 +331,11 @@ def test_a_script_starts_programs_with_flags_that_they_have(tmp_path: Path, line
     if "data" in words:
         assert [call[:2] for call in calls] == [["-m", "data_utils.download"]]
         return
-    programs = ["train", "eval", "generate"] if "demo" in words else ["train" if "sbatch" in words else words[1]]
+    programs = (
+        ["train", "eval", "generate"]
+        if "demo" in words
+        else ["train" if "sbatch" in words else words[1]]
+    )
     assert len(calls) == len(programs)
     for program, call in zip(programs, calls, strict=True):
         (at,) = (i for i, word in enumerate(call) if word in (f"{ROOT}/{program}.py", "estimate"))
@@ -287,10 +358,14 @@ def test_a_checkpoint_of_another_program_is_converted(call: Call, line: str) -> 
 
 
 @each(MODULES)
-def test_a_module_has_its_flags(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_has_its_flags(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, _, name, *flags = shlex.split(line)
     if name == "txl.lm_eval":
-        pytest.importorskip("lm_eval", reason="lm_eval is not installed; run scripts/test_with_transformers.sh")
+        pytest.importorskip(
+            "lm_eval", reason="lm_eval is not installed; run scripts/test_with_transformers.sh"
+        )
     monkeypatch.setattr(sys, "argv", [name, *flags, "--help"])
     module = import_module(name)
     module = import_module(f"{name}.__main__") if hasattr(module, "__path__") else module
@@ -302,11 +377,14 @@ def test_a_module_has_its_flags(line: str, capsys: pytest.CaptureFixture[str], m
         assert flag in out, flag
 
 
-def test_txl_knows_its_programs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_txl_knows_its_programs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for line in set(CONSOLE.values()):
         program, command, *flags = shlex.split(line)
         monkeypatch.setattr(sys, "argv", [program, command, *flags, "--help"])
-        monkeypatch.delitem(sys.modules, "txl.__main__", raising=False)  # which another test may have imported
+        # which another test may have imported
+        monkeypatch.delitem(sys.modules, "txl.__main__", raising=False)
         with pytest.raises(SystemExit) as stop:
             runpy.run_module("txl", run_name="__main__")
         assert not stop.value.code
@@ -318,8 +396,16 @@ def test_txl_knows_its_programs(capsys: pytest.CaptureFixture[str], monkeypatch:
 def test_what_is_installed_is_of_this_project_and_scripts_are_there() -> None:
     """What the scripts of the benchmarks run is tested with them, in tests/benchmarks/test_gpu_script.py."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [re.split(r"[<>=;\[]", one)[0] for some in project["optional-dependencies"].values() for one in some]
-    assert {line.removeprefix("pip install ") for line in INSTALLED.values()} <= {".", "-e .", *extras}
+    extras = [
+        re.split(r"[<>=;\[]", one)[0]
+        for some in project["optional-dependencies"].values()
+        for one in some
+    ]
+    assert {line.removeprefix("pip install ") for line in INSTALLED.values()} <= {
+        ".",
+        "-e .",
+        *extras,
+    }
     for line in OTHERS.values():
         subprocess.run(["bash", "-n", *shlex.split(line)[1:]], cwd=ROOT, check=True)
 

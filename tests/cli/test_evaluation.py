@@ -30,8 +30,13 @@ def test_a_split_that_is_not_there_is_no_fault_unless_it_is_named(here: Here) ->
     assert [row["split"] for row in here.rows("eval")] == ["test"]
 
 
-def test_every_token_but_the_first_is_counted_and_the_batch_size_changes_no_loss(here: Here) -> None:
-    rows, many = here.rows("eval --batch_size 3"), here.rows("eval --batch_size 7 --tgt_len 3 --mem_len 13")
+def test_every_token_but_the_first_is_counted_and_the_batch_size_changes_no_loss(
+    here: Here,
+) -> None:
+    rows, many = (
+        here.rows("eval --batch_size 3"),
+        here.rows("eval --batch_size 7 --tgt_len 3 --mem_len 13"),
+    )
     one = here.rows("eval --batch_size 1 --tgt_len 3 --mem_len 13")
     assert [row["split"] for row in rows] == ["valid", "test"]
     for row in rows:
@@ -46,8 +51,12 @@ def test_every_token_but_the_first_is_counted_and_the_batch_size_changes_no_loss
 def test_an_evaluation_keeps_what_it_sums(here: Here) -> None:
     rows = here.rows("eval --mem_len 0 5 --token_losses kept/losses.npz")
     kept = read_losses(Path("kept/losses.npz"))
-    assert [(one.split, one.context["mem_len"]) for one in kept] == [(row["split"], row["mem_len"]) for row in rows]
-    assert [np.nansum(one.nats_N, dtype=np.float64) for one in kept] == pytest.approx([row["nats"] for row in rows])
+    assert [(one.split, one.context["mem_len"]) for one in kept] == [
+        (row["split"], row["mem_len"]) for row in rows
+    ]
+    assert [np.nansum(one.nats_N, dtype=np.float64) for one in kept] == pytest.approx(
+        [row["nats"] for row in rows]
+    )
     assert [int((one.visible_N > 0).sum()) for one in kept] == [row["tokens"] for row in rows]
     assert "end its name in .npz" in here.refused("eval --token_losses losses.json")
 
@@ -57,24 +66,35 @@ def test_both_readings_are_in_the_table_the_files_and_a_sentence(here: Here) -> 
     rows, out = result["rows"], result["out"]
     manners = [(borders, mem_len) for borders in ("cut", "aside") for mem_len in (0, 5)]
     assert [(row["borders"], row["mem_len"]) for row in rows] == 2 * manners
-    assert len({(row["split"], row["tokens"], row["words"], row["characters"]) for row in rows}) == 2
-    assert len(re.findall(r"^test +8 +\d+ .*  borders aside$", out, flags=re.MULTILINE)) == 4  # in two tables
+    assert (
+        len({(row["split"], row["tokens"], row["words"], row["characters"]) for row in rows}) == 2
+    )
+    # in two tables
+    assert len(re.findall(r"^test +8 +\d+ .*  borders aside$", out, flags=re.MULTILINE)) == 4
     assert "\nborders aside: each token is predicted late in its segment" in out
     said = "memory 5 in place of none: too short to tell, 1 stretch of 200 tokens; 20 are needed"
-    assert out.splitlines()[-3:-1] == [f"{split}, segments of 8: {said}" for split in ("valid", "test")]
+    assert out.splitlines()[-3:-1] == [
+        f"{split}, segments of 8: {said}" for split in ("valid", "test")
+    ]
     assert [(gain["split"], gain["longer"], gain["in_all"]) for gain in result["gains"]] == [
         ("valid", 5, None),
         ("test", 5, None),
     ]
     kept = read_losses(Path("losses.npz"))
     assert [one.borders for one in kept] == [row["borders"] for row in rows]
-    assert [np.nansum(one.nats_N, dtype=np.float64) for one in kept] == pytest.approx([row["nats"] for row in rows])
+    assert [np.nansum(one.nats_N, dtype=np.float64) for one in kept] == pytest.approx(
+        [row["nats"] for row in rows]
+    )
     alone = here.rows("eval --mem_len 5 --borders aside --split test --batch_size 3")
     assert [row["nats"] for row in alone] == pytest.approx([rows[-1]["nats"]], rel=1e-5)
-    assert "--borders aside reads several times" in here.refused("eval --borders aside --dynamic sgd")
+    assert "--borders aside reads several times" in here.refused(
+        "eval --borders aside --dynamic sgd"
+    )
 
 
-def test_the_checkpoint_may_be_any_of_the_run_and_its_validation_loss_is_found_again(here: Here) -> None:
+def test_the_checkpoint_may_be_any_of_the_run_and_its_validation_loss_is_found_again(
+    here: Here,
+) -> None:
     best = here.result("eval --split valid")
     assert best["checkpoint"] == str(pointed(Path("run"), "best"))
     latest = here.result(f"eval --split valid --work_dir {pointed(Path('run'))}")
@@ -90,19 +110,29 @@ def test_what_was_counted_and_what_is_unknown_is_said(here: Here) -> None:
     assert outcome.notes[0].endswith("1 of 5 words are not in the vocabulary and are read as <unk>")
     *_, counted, names, rates, note = outcome.out.splitlines()
     row = here.row("eval --data other --split test")
-    assert counted == "test: 4 tokens counted, 25.00% of them <unk>: 2 words and 2 line ends, 16 characters, 17 bytes"
+    assert (
+        counted
+        == "test: 4 tokens counted, 25.00% of them <unk>: 2 words and 2 line ends, 16 characters, 17 bytes"
+    )
     assert names.split() == ["split", "tgt_len", "mem_len", "ppl/word", "bits/char", "bits/byte"]
     assert rates.split() == [
         *("test", "8", "8", f"{row['perplexity']:.3f}"),
         *(f"{row['nats'] / math.log(2) / 16:.4f}", f"{row['nats'] / math.log(2) / 17:.4f}"),
     ]
     assert note == f"test: {row['note']}"
-    assert note.startswith("test: 25.00% of the tokens are <unk>, whose spelling is not predicted: figures per word, ")
+    assert note.startswith(
+        "test: 25.00% of the tokens are <unk>, whose spelling is not predicted: figures per word, "
+    )
 
 
 def test_each_convention_has_streams_and_figures_of_its_own(here: Here) -> None:
     found = {}
-    for convention, n_stream in {"txl": 10, "original": 10, "nvidia": 16, "huggingface": 10}.items():
+    for convention, n_stream in {
+        "txl": 10,
+        "original": 10,
+        "nvidia": 16,
+        "huggingface": 10,
+    }.items():
         result = here.result(f"eval --split test --convention {convention} --tgt_len 4 --mem_len 4")
         assert (result["convention"], result["reset"]) == (convention, "never")
         (row,) = result["rows"]
@@ -114,7 +144,9 @@ def test_each_convention_has_streams_and_figures_of_its_own(here: Here) -> None:
 # grids, tables and pictures
 
 
-def test_a_grid_has_a_row_for_each_pair_of_lengths_in_the_table_and_the_file_and_a_picture(here: Here) -> None:
+def test_a_grid_has_a_row_for_each_pair_of_lengths_in_the_table_and_the_file_and_a_picture(
+    here: Here,
+) -> None:
     from matplotlib.image import imread
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -123,7 +155,12 @@ def test_a_grid_has_a_row_for_each_pair_of_lengths_in_the_table_and_the_file_and
     assert [(row["tgt_len"], row["mem_len"]) for row in rows] == [(3, 0), (3, 4), (8, 0), (8, 4)]
     lengths = ("tgt_len", "mem_len", "tokens")
     assert re.findall(pattern, result["out"], flags=re.MULTILINE) == [
-        ("test", *(str(row[x]) for x in lengths), f"{row['nats_per_token']:.4f}", f"{row['perplexity']:.3f}")
+        (
+            "test",
+            *(str(row[x]) for x in lengths),
+            f"{row['nats_per_token']:.4f}",
+            f"{row['perplexity']:.3f}",
+        )
         for row in rows
     ]
     for row in rows:
@@ -196,7 +233,9 @@ def test_effective_context_lengths_are_written_drawn_and_told(here: Here) -> Non
         assert re.search(rf"^{run} +{' +'.join(cells)}$", result["out"], re.MULTILINE)
     (alone,) = here.result("eval --recl run --batch_size 7 --pictures seen")["recl"]["models"]
     assert alone["perplexity"] == pytest.approx(content["models"][0]["perplexity"], rel=1e-5)
-    assert [one["recl"] for one in alone["by_share"]] == [one["recl"] for one in content["models"][1]["by_share"]]
+    assert [one["recl"] for one in alone["by_share"]] == [
+        one["recl"] for one in content["models"][1]["by_share"]
+    ]
 
 
 def test_scores_and_context_lengths_have_programs_of_their_own(here: Here) -> None:
@@ -234,7 +273,9 @@ def product_kinds(monkeypatch: pytest.MonkeyPatch) -> set[torch.dtype]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_products_are_made_in_the_numbers_asked_for(here: Here, product_kinds: set[torch.dtype], dtype: str) -> None:
+def test_products_are_made_in_the_numbers_asked_for(
+    here: Here, product_kinds: set[torch.dtype], dtype: str
+) -> None:
     for line in ("eval --split valid", "generate --length 20 --prompt 'bab ded' --top_p 0.9"):
         product_kinds.clear()
         here(f"{line} --dtype {dtype}")
@@ -253,14 +294,22 @@ def test_products_are_made_in_the_numbers_asked_for(here: Here, product_kinds: s
 def test_figures_in_bfloat16_are_nearly_those_in_float32(here: Here, line: str) -> None:
     results = [here.result(f"{line} --dtype {dtype}") for dtype in ("float32", "bfloat16")]
     assert [result["dtype"] for result in results] == ["float32", "bfloat16"]
-    full, half = (result["recl"]["models"] if "recl" in result else result["rows"] for result in results)
+    full, half = (
+        result["recl"]["models"] if "recl" in result else result["rows"] for result in results
+    )
     for one, other in zip(full, half, strict=True):
         assert other["perplexity"] == pytest.approx(one["perplexity"], rel=2e-2)
         assert other["perplexity"] != pytest.approx(one["perplexity"], rel=1e-7)
 
 
 @pytest.mark.parametrize(
-    "line", ["eval --split valid", "eval --text text/test.txt", "eval --recl run --recl_longest 20", "generate"]
+    "line",
+    [
+        "eval --split valid",
+        "eval --text text/test.txt",
+        "eval --recl run --recl_longest 20",
+        "generate",
+    ],
 )
 def test_a_model_that_leaves_the_range_of_float16_is_refused(here: Here, line: str) -> None:
     change_weights(Path("run"), lambda weight: weight * 1e6)
@@ -270,7 +319,9 @@ def test_a_model_that_leaves_the_range_of_float16_is_refused(here: Here, line: s
         here(f"{line} --dtype bfloat16")
 
 
-@pytest.mark.parametrize("line", ["eval", "eval --text text/test.txt", "eval --recl run --recl_longest 20"])
+@pytest.mark.parametrize(
+    "line", ["eval", "eval --text text/test.txt", "eval --recl run --recl_longest 20"]
+)
 def test_a_loss_that_is_no_number_is_an_error(here: Here, line: str) -> None:
     change_weights(Path("run"), lambda weight: weight * 1e38)
     assert "its loss is nan" in here.refused(line)

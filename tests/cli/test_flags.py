@@ -44,9 +44,20 @@ def published(kind: str) -> dict[str, str]:
     return dict(re.findall(rf"^{kind} (\w+): (.*)$", PUBLISHED, flags=re.MULTILINE))
 
 
-TRAIN_2019, EVAL_2019, ALL_2019, ALL_NVIDIA = map(published, ("train", "eval", "all_2019", "all_nvidia"))
+TRAIN_2019, EVAL_2019, ALL_2019, ALL_NVIDIA = map(
+    published, ("train", "eval", "all_2019", "all_nvidia")
+)
 REFUSED_OF_NVIDIA = (
-    *("config_file", "fp16", "save_all", "no_eval", "manual", "manual_config", "save_torchscript", "load_torchscript"),
+    *(
+        "config_file",
+        "fp16",
+        "save_all",
+        "no_eval",
+        "manual",
+        "manual_config",
+        "save_torchscript",
+        "load_torchscript",
+    ),
     *("target_perplexity", "target_throughput"),
 )
 
@@ -60,7 +71,9 @@ def arrived(entry: str, line: str) -> dict[str, Any]:
     typed = read(entry, *shlex.split(line))
     sizes = {"n_token": 267_735, "cutoffs": (20_000, 40_000, 200_000)}
     configs = [build(cls, typed, **(sizes if cls is ModelConfig else {})) for cls in CLASSES[entry]]
-    return {name: getattr(config, name) for config in configs for name in typed if hasattr(config, name)}
+    return {
+        name: getattr(config, name) for config in configs for name in typed if hasattr(config, name)
+    }
 
 
 # 2019
@@ -73,7 +86,10 @@ def test_published_settings_arrive_in_the_configurations(entry: str) -> None:
     for line in (TRAIN_2019 if entry == "train" else EVAL_2019).values():
         words = [word.partition(" ") for word in f" {line}".split(" --")[1:]]
         expected = {name: value.strip() or "True" for name, _, value in words if name not in GONE}
-        found = {name: one[0] if isinstance(one, tuple) else one for name, one in arrived(entry, line).items()}
+        found = {
+            name: one[0] if isinstance(one, tuple) else one
+            for name, one in arrived(entry, line).items()
+        }
         assert {name: str(one) for name, one in found.items()} == expected
 
 
@@ -92,8 +108,12 @@ def test_the_scripts_have_the_published_settings(tmp_path: Path, name: str) -> N
     assert f"--dataset {dataset}" in script_line(tmp_path, script, "train", size)
 
 
-@pytest.mark.parametrize(("dataset", "size"), [("enwik8", "base18"), ("wt2", "base"), ("ptb", "base")])
-def test_the_scripts_of_ours_have_flags_that_there_are(tmp_path: Path, dataset: str, size: str) -> None:
+@pytest.mark.parametrize(
+    ("dataset", "size"), [("enwik8", "base18"), ("wt2", "base"), ("ptb", "base")]
+)
+def test_the_scripts_of_ours_have_flags_that_there_are(
+    tmp_path: Path, dataset: str, size: str
+) -> None:
     for entry in ("train", "eval", "generate"):
         assert arrived(entry, script_line(tmp_path, f"scripts/run_{dataset}.sh", entry, size))
 
@@ -144,7 +164,8 @@ def test_a_retired_flag_has_no_effect_but_one_note(capfd: pytest.CaptureFixture[
             assert read(entry, *flag.split()) == {}
         noted = capfd.readouterr().err.splitlines()[-1]
         assert re.fullmatch(rf"note: {flag.split()[0]} has no effect: \S[^\n]+", noted)
-    read("train", *"--attn_type 1 --batch_chunk 1 --sample_softmax -1".split())  # asks for what is done anyway
+    # asks for what is done anyway
+    read("train", *"--attn_type 1 --batch_chunk 1 --sample_softmax -1".split())
     assert capfd.readouterr().err == ""
 
 
@@ -160,7 +181,11 @@ def test_an_attn_type_is_a_position_encoding(capfd: pytest.CaptureFixture[str]) 
     for number, name in enumerate(names):
         assert read("train", "--attn_type", str(number)) == {"position": name}
         noted = capfd.readouterr().err
-        assert noted.startswith(f"note: --attn_type {number} is --position {name}: ") if number > 1 else noted == ""
+        assert (
+            noted.startswith(f"note: --attn_type {number} is --position {name}: ")
+            if number > 1
+            else noted == ""
+        )
         assert read("train", "--attn-type", str(number), "--position", name) == {"position": name}
         capfd.readouterr()
 
@@ -169,12 +194,16 @@ def test_an_attn_type_is_a_position_encoding(capfd: pytest.CaptureFixture[str]) 
 
 SPELT: list[tuple[str, str, dict[str, Any]]] = [
     ("train", "", {}),
-    *(("train", line, {"n_layer": 3}) for line in ("--n-layer 3", "--n_layer=3", "--n-layer=3", "--n_layer +03")),
+    *(
+        ("train", line, {"n_layer": 3})
+        for line in ("--n-layer 3", "--n_layer=3", "--n-layer=3", "--n_layer +03")
+    ),
     ("train", "--gpu0-bsz=4 --static-loss-scale 128", {}),
     ("eval", "--no-same-length", {"same_length": False}),
     ("train", "--data my-text --work-dir=a-b", {"data": "my-text", "work_dir": "a-b"}),
     ("generate", "--prompt=--a-dash", {"prompt": "--a-dash"}),
-    ("train", "--eval_max_steps 7 --optim jitlamb", {"max_eval_steps": 7, "optim": "lamb"}),  # NVIDIA's names
+    # NVIDIA's names
+    ("train", "--eval_max_steps 7 --optim jitlamb", {"max_eval_steps": 7, "optim": "lamb"}),
     ("train", "--neural_layers 2", {"neural_layers": 2}),  # a choice of numbers
     ("train", "--n_layer 2 --n-layer 3", {"n_layer": 3}),  # the later one wins
     ("train", "--cutoffs 10 20 --cutoffs 30", {"cutoffs": (30,)}),
@@ -192,7 +221,9 @@ def test_a_line_has_these_values() -> None:
 
 def test_a_typed_flag_wins_over_a_base_and_that_over_the_default() -> None:
     """A value typed for another configuration stays out. Evaluations of a training read segments as long as its own."""
-    assert build(Context, {"tgt_len": 3, "n_layer": 3}, tgt_len=5, mem_len=7) == Context(tgt_len=3, mem_len=7)
+    assert build(Context, {"tgt_len": 3, "n_layer": 3}, tgt_len=5, mem_len=7) == Context(
+        tgt_len=3, mem_len=7
+    )
     one = Ranks(0, 1, torch.device("cpu"))
     assert new_settings(read("train", "--tgt_len", "8"), one).train.eval_tgt_len == 8
 
@@ -275,7 +306,9 @@ def test_every_number_has_these_bounds() -> None:
     assert found == {bound: set(names.split()) for bound, names in BOUNDS.items()}
 
 
-@pytest.mark.parametrize(("batch_size", "near"), [(2**31 - 2, 7), (2**30, 2**19), (12, 5), (1, 9), (36, 6)])
+@pytest.mark.parametrize(
+    ("batch_size", "near"), [(2**31 - 2, 7), (2**30, 2**19), (12, 5), (1, 9), (36, 6)]
+)
 def test_numbers_of_processes_that_fit_are_found_for_any_batch(batch_size: int, near: int) -> None:
     """As all divisors would say, which takes a loop up to the batch."""
     found = [int(n) for n in worlds_that_fit(TrainConfig(batch_size=batch_size), near).split(", ")]
@@ -308,8 +341,12 @@ def test_help_says_what_the_program_is_for_and_lists_every_flag_those_used_most_
     assert len(groups) == len(set(groups))
 
 
-def test_help_wins_over_a_mistake_and_shows_defaults_and_how_to_turn_switches_off(call: Callable[..., Any]) -> None:
+def test_help_wins_over_a_mistake_and_shows_defaults_and_how_to_turn_switches_off(
+    call: Callable[..., Any],
+) -> None:
     text = " ".join(call("train", "-h", "--n_layr", "3").out.split())
-    assert "--warmup_step int updates over which the learning rate rises linearly to --lr [0]" in text
+    assert (
+        "--warmup_step int updates over which the learning rate rises linearly to --lr [0]" in text
+    )
     assert "--tf32, --no_tf32 float32 products" in text
     assert "--mom float sgd: momentum [0.0]" in text

@@ -35,7 +35,11 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
 def test_a_memory_longer_than_any_text_is_no_burden(write: Write) -> None:
     far, all_of_it, little = (
         write(f"--seed 5 --length 30 {flags}")
-        for flags in (f"--mem_len {2**31 - 1} --clamp_len {2**31 - 1}", "--mem_len 40", "--mem_len 1")
+        for flags in (
+            f"--mem_len {2**31 - 1} --clamp_len {2**31 - 1}",
+            "--mem_len 40",
+            "--mem_len 1",
+        )
     )
     assert far == all_of_it != little
 
@@ -46,7 +50,9 @@ def test_as_many_tokens_are_written_as_asked_for_also_after_a_long_prompt(write:
     assert len(tokens_of(write(f"--prompt '{prompt}' --length 30").removeprefix(prompt))) == 30
 
 
-def test_a_prompt_can_come_from_standard_input_or_a_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_can_come_from_standard_input_or_a_file(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     typed(monkeypatch, b"bab ded\nbab\n")
     out = write("--prompt - --length 5")
     assert len(tokens_of(out.removeprefix("bab ded\nbab"))) == 5
@@ -57,9 +63,15 @@ def test_a_prompt_can_come_from_standard_input_or_a_file(write: Write, monkeypat
 def test_many_prompts_and_samples_are_continued_each_as_it_would_be_alone(write: Write) -> None:
     prompts = ["bab ded bab bad", "ded\u2028bab", "", "bab " * 12, "baf"]
     Path("my.txt").write_text("\n".join(prompts) + "\n")
-    texts = write("--prompts my.txt --batch_size 2 --length 12 --top_k 9").removesuffix("\n").split("\n---\n")
+    texts = (
+        write("--prompts my.txt --batch_size 2 --length 12 --top_k 9")
+        .removesuffix("\n")
+        .split("\n---\n")
+    )
     assert texts == [
-        write(f"{f'--prompt {quote(text)}' if text else ''} --seed {1111 + i} --length 12 --top_k 9")[:-1]
+        write(
+            f"{f'--prompt {quote(text)}' if text else ''} --seed {1111 + i} --length 12 --top_k 9"
+        )[:-1]
         for i, text in enumerate(prompts)
     ]
     samples = write("--prompt bab --num_samples 3 --length 9 --seed 7")[:-1].split("\n---\n")
@@ -67,7 +79,9 @@ def test_many_prompts_and_samples_are_continued_each_as_it_would_be_alone(write:
     assert samples[1] + "\n" == write("--prompt bab --length 9 --seed 8")
 
 
-def test_a_conversation_is_one_text_in_memory(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_is_one_text_in_memory(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Turns that add nothing go on with the text."""
     typed(monkeypatch, b"bab ded\n\n\n")
     turns = write("--interactive --length 10 --temperature 0 --mem_len 100")
@@ -78,19 +92,30 @@ def test_a_conversation_is_one_text_in_memory(write: Write, monkeypatch: pytest.
 
 
 def test_a_setting_changes_the_text(write: Write) -> None:
-    settings = ("", "--min_p 0.9", "--typical_p 0.2", "--repetition_penalty 3", "--no_repeat_ngram_size 1", "--lines 1")
-    assert len({write(f"--num_samples 10 --length 15 {flags}") for flags in settings}) == len(settings)
+    settings = (
+        "",
+        "--min_p 0.9",
+        "--typical_p 0.2",
+        "--repetition_penalty 3",
+        "--no_repeat_ngram_size 1",
+        "--lines 1",
+    )
+    assert len({write(f"--num_samples 10 --length 15 {flags}") for flags in settings}) == len(
+        settings
+    )
 
 
 def test_the_text_ends_before_a_string_or_with_its_line_when_asked(write: Write) -> None:
     text, finished, longer = (
-        write(f"--seed 3 {flags}") for flags in ("--length 40", "--length 40 --finish_line", "--length 80")
+        write(f"--seed 3 {flags}")
+        for flags in ("--length 40", "--length 40 --finish_line", "--length 80")
     )
     word = text.split()[5]
     assert write(f"--seed 3 --length 40 --stop never {word}") == text[: text.index(word)] + "\n"
     assert finished.startswith(text.rstrip("\n"))
     assert 40 < len(tokens_of(finished)) < 80
-    assert longer.startswith(finished)  # whose last character is the line break that the model has written
+    # whose last character is the line break that the model has written
+    assert longer.startswith(finished)
 
 
 def test_unk_is_written_where_it_is_allowed_only_and_named_in_a_notice_where_it_is_read(
@@ -123,7 +148,9 @@ def test_text_is_in_natural_spelling_unless_raw(here: Here) -> None:
     assert natural == "".join(map(Detokeniser(), words)) + "\n"
 
 
-def test_words_that_standard_output_cannot_spell_are_escaped(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_that_standard_output_cannot_spell_are_escaped(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train_on(here, "\u00fcber \u6771\u4eac\n")
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     monkeypatch.setattr(sys, "stdout", out)
@@ -131,7 +158,9 @@ def test_words_that_standard_output_cannot_spell_are_escaped(here: Here, monkeyp
     assert out.buffer.getvalue().startswith(b"\\xfcber ")
 
 
-def test_a_reader_that_has_seen_enough_gets_no_complaint(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_has_seen_enough_gets_no_complaint(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, "w") as pipe:
@@ -149,5 +178,6 @@ def test_an_unknown_word_in_the_prompt_is_named_where_there_is_no_unk(here: Here
 def test_more_than_memory_holds_is_refused_before_it_is_begun(here: Here, flag: str) -> None:
     refused = here.refused(f"generate --length 3 {flag}")
     assert re.fullmatch(
-        rf"generate.py: {flag}: needs at least .* GiB of memory, and .* are free; ask for less", refused
+        rf"generate.py: {flag}: needs at least .* GiB of memory, and .* are free; ask for less",
+        refused,
     )

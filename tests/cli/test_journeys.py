@@ -27,9 +27,13 @@ from txl.data_utils.corpus import Corpus, DataConfig
 
 SENTENCES = ROOT / "tests" / "golden" / "data" / "text" / "lm1b"
 LINES = [f"the small text {i} has lines of words, {i % 5} and more \u00e4\n" for i in range(120)]
-BYTES = "".join(f"<page n={i % 7}>\n\u00e4 [[link]] {'and' if i % 3 else 'or'} more\n" for i in range(90)).encode()
+BYTES = "".join(
+    f"<page n={i % 7}>\n\u00e4 [[link]] {'and' if i % 3 else 'or'} more\n" for i in range(90)
+).encode()
 LETTERS = b" the small text of letters" * 100
-SHARDS = "--data shards --held_out 0.1 --split_seed 3 --documents blank --reset document --max_step 2"
+SHARDS = (
+    "--data shards --held_out 0.1 --split_seed 3 --documents blank --reset document --max_step 2"
+)
 TUNED = "--dataset text --lr 1e-12 --max_step 1"
 """One update that changes next to nothing."""
 
@@ -61,7 +65,9 @@ def rows_and_a_tokenizer() -> None:
     for i in range(2):
         rows = [json.dumps({"body": line}) for line in LINES[60 * i : 60 * i + 60]]
         Path(f"{i}.jsonl").write_text("\n".join(rows))
-    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "text": 2}, unk_token="[UNK]"))
+    theirs = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "text": 2}, unk_token="[UNK]")
+    )
     theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     theirs.save("tokenizer.json")
 
@@ -92,8 +98,9 @@ def strange_name() -> None:
     path.write_text("\n".join(f"w{i % 5} w{i % 7} w{i % 11}\n" for i in range(500)))
 
 
-WHOLE_WAY = "$ train {} --max_step 2\n $ train {} --resume --max_step 3 --max_step_scheduler 3\n $ eval\n" + (
-    " $ generate --length 5"
+WHOLE_WAY = (
+    "$ train {} --max_step 2\n $ train {} --resume --max_step 3 --max_step_scheduler 3\n $ eval\n"
+    + (" $ generate --length 5")
 )
 JOURNEYS: dict[str, tuple[Callable[[], None], str]] = {
     "files, fields and a tokenizer": (
@@ -230,7 +237,9 @@ def test_other_rules_and_layers_go_all_the_way(here: Here, name: str) -> None:
         pytest.importorskip("torchdiffeq")
     go(here, WHOLE_WAY.format(SLOW[name], SLOW[name]))
     if name != "lsh":
-        assert all(math.isfinite(row["nats"]) for row in here.rows("eval --work_dir new --mem_len 0 60"))
+        assert all(
+            math.isfinite(row["nats"]) for row in here.rows("eval --work_dir new --mem_len 0 60")
+        )
 
 
 def test_a_tokenizer_is_read_once_and_is_the_checkpoints_from_then_on(here: Here) -> None:
@@ -246,7 +255,9 @@ def test_a_tokenizer_is_read_once_and_is_the_checkpoints_from_then_on(here: Here
 
 
 @pytest.mark.parametrize("dataset", ["text", "characters", "bpe"])
-def test_a_folder_of_shards_is_trained_on_evaluated_scored_and_continued(here: Here, dataset: str) -> None:
+def test_a_folder_of_shards_is_trained_on_evaluated_scored_and_continued(
+    here: Here, dataset: str
+) -> None:
     shards()
     kind = f"--dataset {dataset}"
     if dataset == "bpe":
@@ -256,11 +267,17 @@ def test_a_folder_of_shards_is_trained_on_evaluated_scored_and_continued(here: H
     assert "| documents by blank (as asked): " in said
     assert "valid and test: 0.1 each, seed 3" in said
     found = here.row("eval --work_dir new --data shards --split valid --reset document")
-    whole = DataConfig(data="shards", dataset="bytes", documents="blank", held_out=0.1, split_seed=3)
+    whole = DataConfig(
+        data="shards", dataset="bytes", documents="blank", held_out=0.1, split_seed=3
+    )
     text = b"".join(Corpus(whole).documents("valid")).decode()
     assert -12 < found["characters"] - len(text) < 0  # the first token is not predicted
-    assert found["words"] + found["lines"] in {len(text.split()) + text.count("\n") - i for i in (0, 1)}
-    assert here("generate --work_dir new --prompt 'the small' --length 9 --finish_line").out.startswith("the small")
+    assert found["words"] + found["lines"] in {
+        len(text.split()) + text.count("\n") - i for i in (0, 1)
+    }
+    assert here(
+        "generate --work_dir new --prompt 'the small' --length 9 --finish_line"
+    ).out.startswith("the small")
     here(f"train {SHARDS} {kind} --resume")
     if dataset != "text":
         lm, words = txl.load("new"), "the small \u00e4\n"
@@ -305,7 +322,9 @@ def test_bytes_of_a_raw_file(here: Here, dataset: str, content: bytes, conventio
     if convention == "original":  # a checkpoint of the 2019 code comes back
         here("convert new model_pt --to original")
         here(f"convert model_pt back --data . --dataset {dataset}")
-        again = here.row("eval --work_dir back --data . --split test --tgt_len 8 --mem_len 8 --prefix")
+        again = here.row(
+            "eval --work_dir back --data . --split test --tgt_len 8 --mem_len 8 --prefix"
+        )
         assert again["nats"] == pytest.approx(found["nats"])
 
 
@@ -320,12 +339,18 @@ def test_sentences_of_one_billion_word(here: Here) -> None:
     assert last[0] == last[1]
     lines = Path("mine/test.txt").read_text().splitlines()
     found = here.row("eval --work_dir new --data mine --split test --reset never")
-    assert (found["words"], found["lines"]) == (sum(len(line.split()) for line in lines), len(lines))
+    assert (found["words"], found["lines"]) == (
+        sum(len(line.split()) for line in lines),
+        len(lines),
+    )
     by_sentence = here.row("eval --work_dir new --data mine --split test")
     assert by_sentence["tokens"] == found["tokens"]
     assert by_sentence["nats"] != pytest.approx(found["nats"], rel=1e-4)
     assert config_of(Path("new"))["model"]["tie_projs"] == [False, False, False]
-    assert "<S>" not in here("generate --work_dir new --prompt 'zofe viru' --length 30 --finish_line").out
+    assert (
+        "<S>"
+        not in here("generate --work_dir new --prompt 'zofe viru' --length 30 --finish_line").out
+    )
     Path("mine/1b_word_vocab.txt").unlink()  # valid.txt and test.txt are enough for an evaluation
     assert here.row("eval --work_dir new --data mine --split valid")["lines"] == 40
 
@@ -335,12 +360,15 @@ def test_a_trained_model_is_tuned_on_another_text(here: Here, write_text: Any) -
     """Half of its words are new: with the model's vocabulary and lengths; such a run is resumed."""
     write_text(Path("other"), words=["bab", "new"] * 30, seed=3)
     here(f"train --init_from run --data other {TUNED}")
-    vocabularies = {path.read_text() for run in ("new", "run") for path in Path(run).glob("step_*/vocab.txt")}
+    vocabularies = {
+        path.read_text() for run in ("new", "run") for path in Path(run).glob("step_*/vocab.txt")
+    }
     assert len(vocabularies) == 1
     tuned = here.row("eval --work_dir new --data other --split valid")
     here(f"train --init_from run --data other {TUNED} --resume --max_step 2 --max_step_scheduler 2")
     assert config_of(Path("new"))["train"]["init_from"] == "run"
-    Path("other/train.txt").unlink()  # eval.py takes no text for that of a training which it was not
+    # eval.py takes no text for that of a training which it was not
+    Path("other/train.txt").unlink()
     before = here.row("eval --data other --split valid")
     assert tuned["nats_per_token"] == pytest.approx(before["nats_per_token"], rel=1e-6)
     assert (tuned["tgt_len"], tuned["mem_len"], tuned["unknown"]) == (8, 8, before["unknown"])
@@ -361,7 +389,10 @@ def test_a_model_of_the_2019_code_is_tuned(here: Here, write_text: Any) -> None:
     assert "model.pt: holds no vocabulary; put vocab.txt" in lost.complaints[0]
     Path("vocab.txt").write_text("".join(f"{word}\n" for word in words))
     other = here.call(*tuning, "--dataset", "lm1b").complaints[0]
-    assert "its words are no vocabulary of --dataset lm1b (has no <S>); give the --dataset of its training" in other
+    assert (
+        "its words are no vocabulary of --dataset lm1b (has no <S>); give the --dataset of its training"
+        in other
+    )
     assert here.call(*tuning).status == 0
     lm = txl.load("tuned")
     theirs = model.layers[0].attn.q_net.weight.float()
@@ -374,7 +405,11 @@ def test_the_three_programs_work_from_the_console(here: Here) -> None:
     """In another folder than theirs; a mistake is one line, and so is a closed standard output."""
     small = "--d_model 16 --n_layer 1 --n_head 2 --d_head 8 --d_inner 16 --batch_size 4 --tgt_len 8 --max_step 1"
     training = f"--data text --dataset text --work_dir new --sample_length 0 {small}".split()
-    for program, flags in {"train": training, "eval": ["--work_dir", "new"], "generate": ["--work_dir", "new"]}.items():
+    for program, flags in {
+        "train": training,
+        "eval": ["--work_dir", "new"],
+        "generate": ["--work_dir", "new"],
+    }.items():
         done = console(program, *flags, folder=Path.cwd())
         assert (done.returncode, done.stderr) == (0, "")
     done = console("train", *training, "--overwrite", "--d_model", "17", folder=Path.cwd())
@@ -382,5 +417,8 @@ def test_the_three_programs_work_from_the_console(here: Here) -> None:
     assert re.fullmatch(r"train.py: --d_model 17: must be even[^\n]*\n", done.stderr)
     done = console("generate", "--work_dir", "run", folder=Path.cwd(), closed=True)
     assert done.returncode == 2
-    assert done.stderr == "generate.py: standard output is closed; send it to a file, or to /dev/null\n"
+    assert (
+        done.stderr
+        == "generate.py: standard output is closed; send it to a file, or to /dev/null\n"
+    )
     assert pointed(Path("new")).name == "step_00000001"

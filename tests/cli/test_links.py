@@ -39,10 +39,15 @@ def refusal(here: Here, line: str) -> str:
 
 @pytest.mark.parametrize("line", [RESUME, "train --work_dir run --overwrite"])
 @pytest.mark.parametrize("name", [".accepted", "metrics.jsonl", "tensorboard"])
-def test_what_would_be_written_through_a_link_is_refused(here: Here, notes: Path, name: str, line: str) -> None:
+def test_what_would_be_written_through_a_link_is_refused(
+    here: Here, notes: Path, name: str, line: str
+) -> None:
     for target in (notes, Path("elsewhere")):
         linked(f"run/{name}", target)
-        assert f"run/{name}: is a link, and nothing is written through one; remove the link" in refusal(here, line)
+        assert (
+            f"run/{name}: is a link, and nothing is written through one; remove the link"
+            in refusal(here, line)
+        )
         assert notes.read_bytes() == NOTES
         assert not Path("elsewhere").exists()
 
@@ -57,10 +62,19 @@ def test_curves_in_another_folder_stay(here: Here, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in events.parent.iterdir()] == [NOTES]
 
 
-def test_links_in_the_places_of_what_is_replaced_are_replaced(here: Here, notes: Path, undrawn: None) -> None:
+def test_links_in_the_places_of_what_is_replaced_are_replaced(
+    here: Here, notes: Path, undrawn: None
+) -> None:
     """Also those that would make their target."""
     step = pointed(Path("run")).name
-    others = ("latest", "best", f"{step}/SHA256SUMS", ".step_00000005.tmp", "result.json", ".tmp.1.latest")
+    others = (
+        "latest",
+        "best",
+        f"{step}/SHA256SUMS",
+        ".step_00000005.tmp",
+        "result.json",
+        ".tmp.1.latest",
+    )
     for name in ("latest", "best", ".step_00000005.tmp", ".tmp.1.latest", ".tmp.2.latest"):
         linked(f"run/{name}", notes)
     linked("run/.tmp.3.latest", Path("elsewhere"))
@@ -77,37 +91,51 @@ def test_a_checkpoint_behind_a_link_is_not_written_to(here: Here) -> None:
     """Though it owes an evaluation, after which its records are written anew."""
     moved = shutil.move(pointed(Path("run")), "moved")
     change_record(Path(moved), lambda record: record.update(best=False))
-    change_record(Path(moved), lambda progress: progress.update(owes_evaluation=True), "progress.json")
+    change_record(
+        Path(moved), lambda progress: progress.update(owes_evaluation=True), "progress.json"
+    )
     before = {path.name: path.read_bytes() for path in Path(moved).iterdir()}
     linked("run/step_00000004", Path(moved))
     here(RESUME)
     assert {path.name: path.read_bytes() for path in Path(moved).iterdir()} == before
 
 
-@pytest.mark.parametrize("content", ["of the user\n", "\nuser\n", '["pid"]', '"pid"\nand more of it', "{}", "[" * 5000])
+@pytest.mark.parametrize(
+    "content", ["of the user\n", "\nuser\n", '["pid"]', '"pid"\nand more of it', "{}", "[" * 5000]
+)
 def test_a_file_that_is_no_lock_is_not_emptied(here: Here, content: str) -> None:
     Path("run/.accepted").write_text(content)
     assert "run/.accepted: no lock of txl" in refusal(here, RESUME)
     assert Path("run/.accepted").read_text() == content
 
 
-def test_a_pipe_in_a_file_s_place_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_in_a_file_s_place_blocks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / ".tmp.1.out")
     with pytest.raises(OSError, match="pipe"):
         Lock(tmp_path / "pipe")
-    with pytest.raises(OSError, match="pipe"), open(tmp_path / "pipe", "ab", opener=not_through_a_link):
+    with (
+        pytest.raises(OSError, match="pipe"),
+        open(tmp_path / "pipe", "ab", opener=not_through_a_link),
+    ):
         pass
     with written_whole(tmp_path / "out") as temporary:
         temporary.write_bytes(b"x")
     assert not (tmp_path / ".tmp.1.out").exists()
 
 
-def test_token_files_go_to_no_folder_that_a_link_beside_the_text_names(here: Here, tmp_path: Path) -> None:
+def test_token_files_go_to_no_folder_that_a_link_beside_the_text_names(
+    here: Here, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     linked("text/txl-cache", other)
-    assert "text/txl-cache: a link; name the folder that it leads to with --cache_dir" in here.refused("train")
+    assert (
+        "text/txl-cache: a link; name the folder that it leads to with --cache_dir"
+        in here.refused("train")
+    )
     assert list(other.iterdir()) == []
     here("train --max_step 1 --cache_dir text/txl-cache")
     (store,) = other.glob("text-train-*")

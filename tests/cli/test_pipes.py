@@ -109,7 +109,10 @@ def test_standard_input_is_no_device_either(here: Here, monkeypatch: pytest.Monk
         monkeypatch.setattr(sys, "stdin", zero)
         assert "-: is a device, which may never end" in here.refused("generate --prompt_file -")
         said = here.refused("generate --length 1 --interactive")
-        assert "standard input is a device, which may never end; --interactive reads a terminal" in said
+        assert (
+            "standard input is a device, which may never end; --interactive reads a terminal"
+            in said
+        )
     with open("text/test.txt") as file:
         monkeypatch.setattr(sys, "stdin", file)
         here("eval --text -")

@@ -106,7 +106,9 @@ def memory(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_memory_of_a_file_is_trained_resumed_evaluated_and_written_with(here: Here, memory: Path) -> None:
+def test_a_memory_of_a_file_is_trained_resumed_evaluated_and_written_with(
+    here: Here, memory: Path
+) -> None:
     path = shlex.quote(str(memory))
     with_it = f"--plugin {path}"
     train = f"train {with_it} --memory last_state --max_step 2"
@@ -114,9 +116,16 @@ def test_a_memory_of_a_file_is_trained_resumed_evaluated_and_written_with(here: 
     saved = json.loads(next(Path("run").glob("step_*/config.json")).read_text())["model"]
     assert (saved["memory"], saved["own"]) == ("last_state", {"last_n": 3})
     here(f"train {with_it} --work_dir run --resume --max_step 4 --max_step_scheduler 4")
-    assert "had" not in here(f"eval {with_it.replace(' ', '=', 1)} --work_dir run --split test --mem_len 0").out
+    assert (
+        "had"
+        not in here(
+            f"eval {with_it.replace(' ', '=', 1)} --work_dir run --split test --mem_len 0"
+        ).out
+    )
     here(f"generate {with_it} --work_dir run --prompt ba --length 3")
-    other = here.refused(f"train {with_it} --work_dir run --resume --max_step 4 --max_step_scheduler 4 --last_n 2")
+    other = here.refused(
+        f"train {with_it} --work_dir run --resume --max_step 4 --max_step_scheduler 4 --last_n 2"
+    )
     assert other.endswith("--last_n 2: the model has 3; leave the flag out")
     plugins._loaded.clear()
     MEMORIES._added.clear()
@@ -128,8 +137,12 @@ def test_a_memory_of_a_file_is_trained_resumed_evaluated_and_written_with(here: 
 def test_a_flag_of_a_part_that_is_not_chosen_is_refused(here: Here, memory: Path) -> None:
     with_it = f"--plugin {shlex.quote(str(memory))}"
     idle = here.refused(f"train {with_it} --last_n 2 --work_dir new")
-    assert idle.endswith("--last_n 2: has no effect with --memory fifo, only with last_state; leave it out")
-    assert "must be at least 1" in here.refused(f"train {with_it} --memory last_state --last_n 0 --work_dir new")
+    assert idle.endswith(
+        "--last_n 2: has no effect with --memory fifo, only with last_state; leave it out"
+    )
+    assert "must be at least 1" in here.refused(
+        f"train {with_it} --memory last_state --last_n 0 --work_dir new"
+    )
     assert "--last_n int" in here(f"train {with_it} --help").out
 
 
@@ -138,7 +151,11 @@ def test_encodings_gates_and_rules_come_from_files_too(tmp_path: Path) -> None:
     path.write_text(OTHERS)
     txl.plugin(path)
     ids = torch.randint(0, 9, (2, 5))
-    for chosen in ({"position": "slope"}, {"gate": "half", "pre_lnorm": True}, {"attention": "uniform"}):
+    for chosen in (
+        {"position": "slope"},
+        {"gate": "half", "pre_lnorm": True},
+        {"attention": "uniform"},
+    ):
         model = TransformerXL(ModelConfig(**TINY, **chosen)).double()
         first, memory = model(ids[:, :3], None, Context(tgt_len=5, mem_len=5))
         second, _ = model(ids[:, 3:], memory, Context(tgt_len=5, mem_len=5))

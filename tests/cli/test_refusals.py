@@ -34,11 +34,14 @@ def test_a_refused_command_line_prints_its_line_and_changes_nothing(entry: str, 
     before, found = contents_but_the_cache(), {}
     mine = {block["line"]: block["message"] for block in BLOCKS if block["entry"] == entry}
     for line in mine:
-        said = here.refused(line).replace(str(Path.cwd()), "HERE")  # choices have no quotes from Python 3.12 on
+        # choices have no quotes from Python 3.12 on
+        said = here.refused(line).replace(str(Path.cwd()), "HERE")
         found[line] = re.sub(r"\(choose from .*\)", lambda match: match[0].replace("'", ""), said)
     assert contents_but_the_cache() == before
     if "TXL_WRITE_REFUSALS" in os.environ:
-        text = BLOCK.sub(lambda m: f"$ {m['line']}\n{found.get(m['line'], m['message'])}", FILE.read_text())
+        text = BLOCK.sub(
+            lambda m: f"$ {m['line']}\n{found.get(m['line'], m['message'])}", FILE.read_text()
+        )
         FILE.write_text(text)
     else:
         assert found == mine
@@ -84,10 +87,16 @@ def test_an_error_of_the_file_system_gets_the_remedy_for_its_cause(ending: Endin
         assert line == f"train.py: text/train.txt: {os.strerror(number)}; {remedy}\n"
 
 
-def test_an_allocation_that_fails_is_one_line_and_another_error_keeps_its_traceback(ending: Ending) -> None:
+def test_an_allocation_that_fails_is_one_line_and_another_error_keeps_its_traceback(
+    ending: Ending,
+) -> None:
     errors = {
-        "GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
-        "CPU": RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you ..."),
+        "GPU": torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."
+        ),
+        "CPU": RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you ..."
+        ),
         "numpy": MemoryError("Unable to allocate 2.00 GiB for an array with shape (1, 2)"),
     }
     for name, error in errors.items():
@@ -105,11 +114,16 @@ BAD = {
     "WORLD_SIZE=2": "RANK=: must be a whole number",
     "WORLD_SIZE=2 RANK=5": r"RANK=5: must be from 0 to WORLD_SIZE - 1 \(1\)",
     "WORLD_SIZE=2 RANK=1": "WORLD_SIZE=2, but MASTER_ADDR is not set",
-    **{f"{GOOD} {bad}": f"^{bad}: must be " for bad in ("MASTER_PORT=99999", f"WORLD_SIZE={10**12}", "MASTER_PORT=0")},
+    **{
+        f"{GOOD} {bad}": f"^{bad}: must be "
+        for bad in ("MASTER_PORT=99999", f"WORLD_SIZE={10**12}", "MASTER_PORT=0")
+    },
 }
 
 
-def test_an_environment_that_torchrun_has_not_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_torchrun_has_not_made_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for environment, complaint in BAD.items():
         with monkeypatch.context() as patch:
             for word in GOOD.split():
@@ -126,9 +140,13 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None
     fake = f"import os, signal, time\ntry:\n {press}\nexcept BaseException: pass\n"
     (tmp_path / "torch.py").write_text(fake)
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import runpy, sys; "
-    program += f"sys.argv = ['train.py']; runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')"
+    program += (
+        f"sys.argv = ['train.py']; runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')"
+    )
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = subprocess.run([sys.executable, "-c", program], env=os.environ | path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (130, "train.py: interrupted\n")
 
 

@@ -45,7 +45,11 @@ def steps(here: Here, long_trained: Trained) -> list[Path]:
 
 
 def test_files_of_others_are_never_removed(here: Here) -> None:
-    theirs = {"tensorboard/events.out.tfevents.1.host.2": b"events", "step_00000003/notes.txt": b"mine", "log": b"x"}
+    theirs = {
+        "tensorboard/events.out.tfevents.1.host.2": b"events",
+        "step_00000003/notes.txt": b"mine",
+        "log": b"x",
+    }
     for name, content in theirs.items():
         (NEW / name).parent.mkdir(parents=True, exist_ok=True)
         (NEW / name).write_bytes(content)
@@ -59,21 +63,26 @@ def test_files_of_others_are_never_removed(here: Here) -> None:
     assert (NEW / "metrics.jsonl").read_text() == '{"loss": 1}\n'
 
 
-def test_a_checkpoint_that_no_pointer_names_is_neither_written_over_nor_taken_for_a_newer_run_s(here: Here) -> None:
+def test_a_checkpoint_that_no_pointer_names_is_neither_written_over_nor_taken_for_a_newer_run_s(
+    here: Here,
+) -> None:
     """What a run leaves that is killed after its first checkpoint and before the pointers to it."""
     here("train --max_step 2 --eval_interval 2 --seed 1")
     for pointer in ("best", "latest"):
         (NEW / pointer).unlink()
     (old,) = NEW.glob("step_*/model.safetensors")
     before = old.read_bytes()
-    assert "--work_dir new: already holds the checkpoints of a run" in here.refused("train --max_step 2")
+    assert "--work_dir new: already holds the checkpoints of a run" in here.refused(
+        "train --max_step 2"
+    )
     here("train --max_step 2 --eval_interval 2 --seed 2 --overwrite")
     assert (pointed(NEW) / "model.safetensors").read_bytes() != before
 
 
 def test_a_pointer_leads_out_of_no_run(here: Here, steps: list[Path]) -> None:
     shutil.copytree(steps[0], "elsewhere")
-    change_record(Path("elsewhere"), lambda record: record["model"].update(n_head=7))  # would not be read
+    # would not be read
+    change_record(Path("elsewhere"), lambda record: record["model"].update(n_head=7))
     for name in (str(Path("elsewhere").absolute()), "../elsewhere", "."):
         (NEW / "best").write_text(name)
         here("generate --work_dir new --length 1")
@@ -81,7 +90,9 @@ def test_a_pointer_leads_out_of_no_run(here: Here, steps: list[Path]) -> None:
 
 def test_token_files_go_where_this_user_says(here: Here) -> None:
     for checkpoint in Path("run").glob("step_*"):
-        change_record(checkpoint, lambda record: record["data"].update(cache_dir="chosen by the checkpoint"))
+        change_record(
+            checkpoint, lambda record: record["data"].update(cache_dir="chosen by the checkpoint")
+        )
     here("eval --split valid")
     here("train --work_dir run --resume --max_step 5 --max_step_scheduler 5")
     assert not Path("chosen by the checkpoint").exists()
@@ -109,7 +120,9 @@ def test_a_reader_looks_again_where_a_training_has_replaced_the_checkpoint(
     assert here.result("eval --split valid")["checkpoint"] == "run/step_00000008"
     assert len(calls) == 2
     (Path("run") / "step_00000008" / "vocab.txt").unlink()
-    assert "step_00000008/vocab.txt: missing, truncated or damaged" in here.refused("eval --split valid")
+    assert "step_00000008/vocab.txt: missing, truncated or damaged" in here.refused(
+        "eval --split valid"
+    )
 
 
 def test_a_model_is_known_by_its_weights_after_they_were_removed(here: Here) -> None:
@@ -153,7 +166,10 @@ def test_a_folder_that_is_renamed_while_it_is_trained_in_is_missed(
     with monkeypatch.context() as patch:
         renamed(2, "moved", patch)
         complaints = here(f"train {flags}", status=2).complaints
-    assert "--work_dir new: was renamed or removed while it was trained in; give it this name again" in complaints[-1]
+    assert (
+        "--work_dir new: was renamed or removed while it was trained in; give it this name again"
+        in complaints[-1]
+    )
     assert not NEW.exists()
     Path("moved").rename(NEW)
     here("train --resume")
@@ -187,7 +203,9 @@ def test_a_lock_ends_with_its_process_and_tells_that_it_was_cut_short(tmp_path: 
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_restart_overwrites_no_run_of_its_own(here: Here, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+def test_a_restart_overwrites_no_run_of_its_own(
+    here: Here, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
     """A launch that crashed before it began has left the older run as it was."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     Path("run/.accepted").write_text('{"pid": 1}\n' + "begun\n" * begun)
@@ -195,7 +213,9 @@ def test_a_restart_overwrites_no_run_of_its_own(here: Here, monkeypatch: pytest.
     assert records(Path("run"))[-1]["kind"] == ("start" if begun else "valid")
 
 
-def test_a_restart_goes_on_from_the_newest(here: Here, steps: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_goes_on_from_the_newest(
+    here: Here, steps: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not again from the step of the command line."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     (NEW / ".accepted").write_text('{"pid": 1}\nbegun\n')
@@ -222,7 +242,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_resume_goes_on_from_the_newest_whole_checkpoint_and_says_so(here: Here, steps: list[Path], what: str) -> None:
+def test_resume_goes_on_from_the_newest_whole_checkpoint_and_says_so(
+    here: Here, steps: list[Path], what: str
+) -> None:
     weights = (steps[3] / "model.safetensors").read_bytes()
     DAMAGES[what](steps[3])
     (NEW / "step_00000999").mkdir()
@@ -247,7 +269,9 @@ def test_resume_goes_on_from_the_step_it_names(here: Here, steps: list[Path]) ->
     assert list(NEW.glob("*.aside")) == []
 
 
-def test_a_checkpoint_moved_to_another_disk_is_gone_on_from_through_its_link(here: Here, steps: list[Path]) -> None:
+def test_a_checkpoint_moved_to_another_disk_is_gone_on_from_through_its_link(
+    here: Here, steps: list[Path]
+) -> None:
     moved = [Path(shutil.move(folder, f"disk{i}")).absolute() for i, folder in enumerate(steps[2:])]
     for link, folder in zip(steps[2:], moved, strict=True):
         link.symlink_to(folder)
@@ -260,7 +284,9 @@ def test_a_checkpoint_moved_to_another_disk_is_gone_on_from_through_its_link(her
     assert [contents(folder) for folder in moved] == before
 
 
-def test_what_a_link_leads_to_nowhere_or_to_another_step_is_not_written_over(here: Here, steps: list[Path]) -> None:
+def test_what_a_link_leads_to_nowhere_or_to_another_step_is_not_written_over(
+    here: Here, steps: list[Path]
+) -> None:
     for folder in steps[2:]:
         shutil.rmtree(folder)
     steps[2].symlink_to(Path("not mounted").absolute())
@@ -296,7 +322,9 @@ def test_a_checkpoint_without_checksums_is_gone_on_with_if_it_lacks_nothing(here
     shutil.copytree("run", "lacking")
     for folder in Path("lacking").glob("step_*"):
         save_file({}, folder / "optimizer.safetensors")
-    assert "lacking/step_00000004/optimizer.safetensors: " in here.refused(f"{RESUME} --work_dir lacking")
+    assert "lacking/step_00000004/optimizer.safetensors: " in here.refused(
+        f"{RESUME} --work_dir lacking"
+    )
     here(RESUME)
 
 
@@ -308,7 +336,10 @@ def test_a_limit_of_time_is_one_of_this_start(here: Here) -> None:
 
 def test_an_ended_cosine_is_extended_only_by_one_who_says_how(here: Here) -> None:
     line = here.refused("train --work_dir run --resume --max_step 8")
-    assert "--max_step 8: the cosine schedule of the run ends after step 4, at a learning rate of 0" in line
+    assert (
+        "--max_step 8: the cosine schedule of the run ends after step 4, at a learning rate of 0"
+        in line
+    )
     here(RESUME)
     assert {r["step"]: r["train/lr"] for r in records(Path("run"), "train")}[6] > 0
     here(f"{RESUME} --max_step 10")
@@ -317,7 +348,9 @@ def test_an_ended_cosine_is_extended_only_by_one_who_says_how(here: Here) -> Non
 # records
 
 
-def test_records_of_later_steps_are_made_once_and_tensorboard_is_told(here: Here, steps: list[Path]) -> None:
+def test_records_of_later_steps_are_made_once_and_tensorboard_is_told(
+    here: Here, steps: list[Path]
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     shutil.rmtree(steps[3])
@@ -348,7 +381,9 @@ def test_a_full_disk_leaves_no_half_record(tmp_path: Path, full_disk: Any) -> No
 # weights and memories that are no numbers
 
 
-def test_weights_that_are_not_finite_are_never_saved(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_not_finite_are_never_saved(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = TrainState.step
 
     def spoiling(state: TrainState, *batch: Any) -> Any:
@@ -361,7 +396,9 @@ def test_weights_that_are_not_finite_are_never_saved(here: Here, monkeypatch: py
     assert "step 3: a weight is not finite; not saved" in here("train", status=1).err
     saved = sorted(NEW.glob("step_*"))[-1]
     assert saved.name == "step_00000002"
-    assert all(tensor.isfinite().all() for tensor in load_file(saved / "model.safetensors").values())
+    assert all(
+        tensor.isfinite().all() for tensor in load_file(saved / "model.safetensors").values()
+    )
 
 
 def test_a_memory_that_is_not_finite_is_cleared_where_bad_steps_are_skipped(here: Here) -> None:

@@ -49,9 +49,15 @@ def test_each_part_of_a_text_is_scored_alone(here: Here, score: Score, each: str
     alone = {n: lm.score(part) for n, part in parts.items()}
     total_nats = [one.total_nats for one in alone.values()]
     assert [one["nats"] for one in totals["each"]] == pytest.approx(total_nats, rel=1e-5)
-    assert [(one[each], one["tokens"]) for one in totals["each"]] == [(n, len(s.nats)) for n, s in alone.items()]
-    assert [t["nats"] for t in tokens] == pytest.approx([nats for one in alone.values() for nats in one.nats], rel=1e-5)
-    assert [(t[each], t["position"]) for t in tokens] == [(n, i) for n, s in alone.items() for i in range(len(s.nats))]
+    assert [(one[each], one["tokens"]) for one in totals["each"]] == [
+        (n, len(s.nats)) for n, s in alone.items()
+    ]
+    assert [t["nats"] for t in tokens] == pytest.approx(
+        [nats for one in alone.values() for nats in one.nats], rel=1e-5
+    )
+    assert [(t[each], t["position"]) for t in tokens] == [
+        (n, i) for n, s in alone.items() for i in range(len(s.nats))
+    ]
     assert all("".join(lines)[t["offset"] :].startswith(t["surface"]) for t in tokens)
     (row,) = totals["rows"]
     assert row["nats"] == pytest.approx(sum(one["nats"] for one in totals["each"]))
@@ -64,7 +70,9 @@ def test_lines_alone_are_read_after_the_context_and_printed(here: Here) -> None:
     done = here("eval --text my.txt --each line --context before.txt")
     total = txl.load("run").score("bab bad\n", "ded bab\n").total_nats
     for n in (1, 2):
-        assert re.search(rf"^\| line +{n} \| tokens +3 \| nats +{total:.3f}", done.out, re.MULTILINE)
+        assert re.search(
+            rf"^\| line +{n} \| tokens +3 \| nats +{total:.3f}", done.out, re.MULTILINE
+        )
     assert "line     3" not in done.out  # no tokens
     said = here.refused("eval --text my.txt --each line --mem_len 2 4")
     assert "--mem_len 2 4: --each line prints totals of one; give one value at most" in said
@@ -74,8 +82,12 @@ def test_lines_alone_are_read_after_the_context_and_printed(here: Here) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", ["--dynamic sgd", "--cache_size 30", "--knn_store store", "--ext_len 4 --mem_len 0"])
-def test_a_text_is_scored_as_a_split_that_begins_with_a_blank_line(here: Here, score: Score, flags: str) -> None:
+@pytest.mark.parametrize(
+    "flags", ["--dynamic sgd", "--cache_size 30", "--knn_store store", "--ext_len 4 --mem_len 0"]
+)
+def test_a_text_is_scored_as_a_split_that_begins_with_a_blank_line(
+    here: Here, score: Score, flags: str
+) -> None:
     """With additions too; the knn store is made from the training text of --data."""
     words = Path("text/test.txt").read_text()
     Path("text/test.txt").write_text("\n" + words)
@@ -101,12 +113,17 @@ def test_a_context_is_read_and_not_scored(score: Score) -> None:
         assert part[0]["nats"] != pytest.approx(score("bad bab\n")[0]["nats"], rel=1e-3)
 
 
-def test_running_text_is_written_as_wikitext_is_and_unknown_words_are_named_once(here: Here, score: Score) -> None:
+def test_running_text_is_written_as_wikitext_is_and_unknown_words_are_named_once(
+    here: Here, score: Score
+) -> None:
     assert [t["unk"] for t in score("bab, bad.", "--tokenise")] == [False, True, False, True]
     assert [t["unk"] for t in score("bab, bad.")] == [True, True]
     Path("my.txt").write_text("bab Unheard unseen Unheard\n")
     said = "3 of 5 words are not in the vocabulary and are read as <unk>: Unheard unseen"
-    assert here("eval --text my.txt").err == f"note: my.txt: {said}; for running text there is --tokenise\n"
+    assert (
+        here("eval --text my.txt").err
+        == f"note: my.txt: {said}; for running text there is --tokenise\n"
+    )
 
 
 def test_a_text_can_come_in_and_its_tokens_go_out_through_pipes(
@@ -115,9 +132,13 @@ def test_a_text_can_come_in_and_its_tokens_go_out_through_pipes(
     """Nothing else is then written to standard output."""
     tokens = score("bab bad\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"bab bad\n")))
-    names, *lines = (line.split("\t") for line in here("eval --text - --per_token -").out.splitlines())
+    names, *lines = (
+        line.split("\t") for line in here("eval --text - --per_token -").out.splitlines()
+    )
     assert names == ["position", "token", "id", "nats", "unk", "offset", "surface"]
-    assert lines == [[str(int(x) if isinstance(x := t[name], bool) else x) for name in names] for t in tokens]
+    assert lines == [
+        [str(int(x) if isinstance(x := t[name], bool) else x) for name in names] for t in tokens
+    ]
 
 
 def test_every_token_is_found_by_ordinary_readers_of_tsv_and_in_the_text(here: Here) -> None:
@@ -140,8 +161,12 @@ def test_a_text_at_several_memory_lengths_makes_a_table(here: Here) -> None:
 
 
 def test_the_example_of_the_docs_gives_what_the_program_gives(score: Score) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/evaluation.md").read_text(), flags=re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/evaluation.md").read_text(), flags=re.DOTALL
+    )
     (example,) = (block for block in blocks if "score_text" in block)
     names: dict[str, Any] = {}
     exec(example.replace("runs/mine", "run"), names)
-    assert names["nats"].tolist() == pytest.approx([t["nats"] for t in score("the name of the file")], rel=1e-6)
+    assert names["nats"].tolist() == pytest.approx(
+        [t["nats"] for t in score("the name of the file")], rel=1e-6
+    )

@@ -24,7 +24,9 @@ BAD: list[tuple[dict[str, str], str]] = [
 ]
 
 
-def run(folder: Path, line: str | list[str], *, script: str = "run_wt103.sh", **environment: str) -> Ran:
+def run(
+    folder: Path, line: str | list[str], *, script: str = "run_wt103.sh", **environment: str
+) -> Ran:
     """Exit status, what was said, and the programs that were run, each a line as one would type it."""
     python, calls = folder / "python", folder / "calls"
     python.write_text(
@@ -46,7 +48,9 @@ printf '%s\\0' "$@" END >>{shlex.quote(str(calls))}
 
 
 @pytest.mark.parametrize(("environment", "said"), BAD)
-def test_a_bad_variable_starts_nothing(tmp_path: Path, environment: dict[str, str], said: str) -> None:
+def test_a_bad_variable_starts_nothing(
+    tmp_path: Path, environment: dict[str, str], said: str
+) -> None:
     status, line, calls = run(tmp_path, "train base", **environment)
     assert (status, calls) == (2, [])
     assert said in line
@@ -54,7 +58,9 @@ def test_a_bad_variable_starts_nothing(tmp_path: Path, environment: dict[str, st
 
 
 @pytest.mark.parametrize("flags", ["--work_dir mine", "--work-dir mine", "--lr 1 --work_dir=mine"])
-def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(tmp_path: Path, flags: str) -> None:
+def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(
+    tmp_path: Path, flags: str
+) -> None:
     _, _, (train, evaluation, generation) = run(tmp_path, f"demo {flags}")
     assert train.endswith(flags)
     assert "--overwrite" not in train
@@ -74,7 +80,9 @@ def test_help_runs_nothing(tmp_path: Path) -> None:
 def test_hosts_that_come_and_go_resume_the_run(tmp_path: Path) -> None:
     """torchrun passes on the signals that a run understands."""
     _, _, (call,) = run(tmp_path, "train base --seed 3", RDZV_CONF="read_timeout=9", **HOSTS)
-    assert {"SIGUSR1", "SIGUSR2", "SIGHUP"} <= {*call.partition("--signals_to_handle ")[2].split()[0].split(",")}
+    assert {"SIGUSR1", "SIGUSR2", "SIGHUP"} <= {
+        *call.partition("--signals_to_handle ")[2].split()[0].split(",")
+    }
     for words in ("--nnodes 2:4", "--rdzv_conf is_host=false,read_timeout=9", "--max_restarts 100"):
         assert f" {words} " in call
     assert call.endswith("--seed 3 --resume")
@@ -84,21 +92,40 @@ def test_hosts_that_come_and_go_resume_the_run(tmp_path: Path) -> None:
     assert "--resume" not in call
 
 
-def test_an_estimate_has_the_flags_of_the_training_and_data_go_to_where_they_are_read(tmp_path: Path) -> None:
+def test_an_estimate_has_the_flags_of_the_training_and_data_go_to_where_they_are_read(
+    tmp_path: Path,
+) -> None:
     _, _, (call,) = run(tmp_path, "estimate large --gpus 64")
     assert call.startswith("-m txl estimate --data ")
     assert "--d_model 1024" in call
     assert call.endswith("--gpus 64")
-    names = {"run_wt103.sh": ("wt103", "wikitext-103"), "scripts/run_lm1b.sh": ("lm1b", "one-billion-words")}
+    names = {
+        "run_wt103.sh": ("wt103", "wikitext-103"),
+        "scripts/run_lm1b.sh": ("lm1b", "one-billion-words"),
+    }
     for script, (name, folder) in names.items():
         _, _, calls = run(tmp_path, "data --mirror m", script=script)
-        assert calls == [f"-m data_utils.download {name} --out {shlex.quote(f'{ROOT}/data/{folder}')} --mirror m"]
+        assert calls == [
+            f"-m data_utils.download {name} --out {shlex.quote(f'{ROOT}/data/{folder}')} --mirror m"
+        ]
 
 
-HOSTILE = ["a b", "--x", "two\nlines", "*", "$(touch it)", "`touch it`", "a[$(touch it)]", "; touch it", "é\udcff"]
+HOSTILE = [
+    "a b",
+    "--x",
+    "two\nlines",
+    "*",
+    "$(touch it)",
+    "`touch it`",
+    "a[$(touch it)]",
+    "; touch it",
+    "é\udcff",
+]
 
 
-def asked(tmp_path: Path, words: list[str], *, script: str = "run_wt103.sh", **environment: str) -> list[str]:
+def asked(
+    tmp_path: Path, words: list[str], *, script: str = "run_wt103.sh", **environment: str
+) -> list[str]:
     """The words of the only program that was run."""
     status, said, calls = run(tmp_path, words, script=script, **environment)
     assert (status, len(calls)) == (0, 1), said
@@ -106,29 +133,45 @@ def asked(tmp_path: Path, words: list[str], *, script: str = "run_wt103.sh", **e
 
 
 @pytest.mark.parametrize("word", HOSTILE)
-def test_words_are_passed_on_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+def test_words_are_passed_on_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     for what in ("train", "eval", "generate", "estimate"):
         assert asked(tmp_path, [what, "base", "--prompt", word])[-2:] == ["--prompt", word]
     assert asked(tmp_path, ["data", word], script="scripts/run_ptb.sh")[-1] == word
     hosts = HOSTS | {"RUN_ID": word, "MASTER_ADDR": word, "RDZV_CONF": word}
     words = asked(tmp_path, ["train", "base"], **hosts)
-    assert {f"--rdzv_id={word}", f"--rdzv_endpoint={word}:29500", f"is_host=false,{word}"} <= {*words}
+    assert {f"--rdzv_id={word}", f"--rdzv_endpoint={word}:29500", f"is_host=false,{word}"} <= {
+        *words
+    }
     _, _, calls = run(tmp_path, ["demo", f"--work_dir={word}"])
     assert [f"--work_dir={word}" in shlex.split(call) for call in calls] == [True, True, True]
     assert not Path("it").exists()
 
 
 @pytest.mark.parametrize("word", HOSTILE)
-def test_no_variable_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+def test_no_variable_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    numbers = ("NPROC", "NNODES", "NODE_RANK", "MASTER_PORT", "MAX_RESTARTS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    numbers = (
+        "NPROC",
+        "NNODES",
+        "NODE_RANK",
+        "MASTER_PORT",
+        "MAX_RESTARTS",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    )
     for name in numbers:
         status, said, calls = run(tmp_path, ["train", "base"], **HOSTS | {name: word})
         assert (status, calls) == (2, [])
         assert f"{name}={word}: must be a number".replace("\n", " ") in said
         assert said.count("\n") == 1
-    for script, name in (("benchmarks/gpu.sh", "SECONDS_IN_ALL"), ("scripts/slurm.sbatch", "SLURM_JOB_ID")):
+    for script, name in (
+        ("benchmarks/gpu.sh", "SECONDS_IN_ALL"),
+        ("scripts/slurm.sbatch", "SLURM_JOB_ID"),
+    ):
         status, said, calls = run(tmp_path, ["1"], script=script, **{name: word})
         assert (status, calls) == (2, [])
         assert Path(script).name in said
@@ -136,7 +179,9 @@ def test_no_variable_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not Path("it").exists()
 
 
-@pytest.mark.parametrize("size", ["base base_modern", "", "*", "bas", "base\n", "base[$(touch it)]"])
+@pytest.mark.parametrize(
+    "size", ["base base_modern", "", "*", "bas", "base\n", "base[$(touch it)]"]
+)
 def test_a_size_is_one_of_those_that_are_there(tmp_path: Path, size: str) -> None:
     status, said, calls = run(tmp_path, ["train", size])
     assert (status, calls) == (2, [])
@@ -147,7 +192,9 @@ def test_a_flag_whose_text_names_resume_does_not_resume(tmp_path: Path) -> None:
     assert asked(tmp_path, ["train", "base", "--prompt", "a --resume b"], **HOSTS)[-1] == "--resume"
 
 
-def test_other_folders_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_folders_are_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CDPATH makes cd print, and go elsewhere."""
     (tmp_path / "scripts").mkdir()
     monkeypatch.chdir(ROOT)

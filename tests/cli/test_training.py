@@ -36,18 +36,32 @@ def test_a_run_holds_whole_checkpoints_what_was_typed_and_nothing_else(trained: 
     names = {path.name for path in trained.run.iterdir()}
     assert names == {"best", "latest", "tensorboard", "metrics.jsonl", best.name, "step_00000004"}
     losses = {r["step"]: r["valid/nll_nats"] for r in records(trained.run, "valid")}
-    assert (latest.name, int(best.name[-8:])) == ("step_00000004", min(losses, key=lambda step: losses[step]))
+    assert (latest.name, int(best.name[-8:])) == (
+        "step_00000004",
+        min(losses, key=lambda step: losses[step]),
+    )
     for folder in (best, latest):
-        assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors", "vocab.txt"}
+        assert {path.name for path in folder.iterdir()} >= {
+            "config.json",
+            "model.safetensors",
+            "vocab.txt",
+        }
     record, words = config_of(trained.run), (trained.text / "train.txt").read_text().split()
-    found = record["step"], record["model"]["d_head"], record["context"]["mem_len"], record["train"]["max_step"]
+    found = (
+        record["step"],
+        record["model"]["d_head"],
+        record["context"]["mem_len"],
+        record["train"]["max_step"],
+    )
     assert found == (4, 8, 8, 4)
     assert set((latest / "vocab.txt").read_text().split()) == {"<eos>", "<unk>", *words}
     lines = [line for line in trained.out.splitlines() if line.startswith("| epoch")]
     assert [bool(LINE_2019.fullmatch(line)) for line in lines] == [True, True]
 
 
-def test_tensorboard_gets_curves_that_show_first_what_people_look_for_and_samples(trained: Trained) -> None:
+def test_tensorboard_gets_curves_that_show_first_what_people_look_for_and_samples(
+    trained: Trained,
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(trained.run / "tensorboard")).Reload()
@@ -56,7 +70,11 @@ def test_tensorboard_gets_curves_that_show_first_what_people_look_for_and_sample
     curves = events.Tags()["scalars"]
     groups = list(dict.fromkeys(tag.partition("/")[0] for tag in sorted(curves)))
     assert groups == ["loss", "perplexity", "rate_and_gradient", "speed_and_memory"]
-    assert {"loss/valid_bits_per_character", "perplexity/train", "rate_and_gradient/learning_rate"} <= set(curves)
+    assert {
+        "loss/valid_bits_per_character",
+        "perplexity/train",
+        "rate_and_gradient/learning_rate",
+    } <= set(curves)
     assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
     samples = events.Tensors("sample/text_summary")
     assert [sample.step for sample in samples] == [1, 2, 3, 4]
@@ -69,7 +87,9 @@ def test_as_many_checkpoints_are_kept_as_asked_for_and_the_best_one(here: Here) 
     here("train --keep_last 2 --lr 3 --scheduler constant")
     losses = [record["valid/nll_nats"] for record in records(Path("new"), "valid")]
     assert losses[0] == min(losses)
-    assert sorted(path.name for path in Path("new").glob("step_*")) == [f"step_0000000{i}" for i in (1, 3, 4)]
+    assert sorted(path.name for path in Path("new").glob("step_*")) == [
+        f"step_0000000{i}" for i in (1, 3, 4)
+    ]
     assert pointed(Path("new"), "best").name == "step_00000001"
 
 
@@ -80,7 +100,11 @@ def test_training_ends_with_the_figures_of_the_best_checkpoint_where_asked(here:
     rows = {row["split"]: row for row in here.rows("eval --work_dir new")}
     for split, row in rows.items():
         (line,) = re.findall(rf"^{split} +8 +8 +(\d+) +(\S+) +(\S+) ", out, flags=re.MULTILINE)
-        assert line == (str(row["tokens"]), f"{row['nats_per_token']:.4f}", f"{row['perplexity']:.3f}")
+        assert line == (
+            str(row["tokens"]),
+            f"{row['nats_per_token']:.4f}",
+            f"{row['perplexity']:.3f}",
+        )
     test = rows["test"]
     line = f"| End of training | test loss {test['nats_per_token']:5.2f} | test ppl {test['perplexity']:9.3f}"
     assert line in out
@@ -91,7 +115,11 @@ def test_training_ends_with_the_figures_of_the_best_checkpoint_where_asked(here:
 
 
 def test_one_seed_gives_one_model_whatever_is_sampled_and_another_another(here: Here) -> None:
-    for name, flags in {"a": "--seed 1", "b": "--seed 1 --sample_length 20", "c": "--seed 2"}.items():
+    for name, flags in {
+        "a": "--seed 1",
+        "b": "--seed 1 --sample_length 20",
+        "c": "--seed 2",
+    }.items():
         here(f"train --work_dir {name} --max_step 2 --dropout 0.3 {flags}")
     assert weights("a") == weights("b") != weights("c")
 
@@ -105,8 +133,12 @@ def test_no_clipping_is_said_with_0_or_infinity(here: Here) -> None:
 
 def test_an_epoch_begins_anew_when_the_text_is_read(here: Here) -> None:
     n_segment = 6  # (880 tokens / 4 streams - 1) / 40
-    out = here(f"train --tgt_len 40 --max_step {n_segment + 1} --log_interval 1 --eval_interval 100").out
-    counters = re.findall(r"^\| epoch +(\d+) step +(\d+) \| +(\d+) batches", out, flags=re.MULTILINE)
+    out = here(
+        f"train --tgt_len 40 --max_step {n_segment + 1} --log_interval 1 --eval_interval 100"
+    ).out
+    counters = re.findall(
+        r"^\| epoch +(\d+) step +(\d+) \| +(\d+) batches", out, flags=re.MULTILINE
+    )
     assert counters[-2:] == [("1", "6", "6"), ("2", "7", "1")]
 
 
@@ -119,7 +151,9 @@ def test_the_batch_is_that_of_a_process_times_the_processes(here: Here) -> None:
     assert records(Path("new"), "train")[0]["tokens"] == 2 * 4 * 8
 
 
-def test_settings_that_are_typed_are_those_of_the_run(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_are_typed_are_those_of_the_run(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = (
         "--varlen --roll --optim adamw --beta1 0.8 --beta2 0.9 --epsilon 1e-06 --weight_decay 0.1 --scheduler dev_perf "
         "--warmup_step 1 --warmup_convention original --decay_rate 0.3 --patience 1 --lr_min 1e-05 --init uniform "
@@ -129,18 +163,31 @@ def test_settings_that_are_typed_are_those_of_the_run(here: Here, monkeypatch: p
     budgets = []
     spy = lambda model, impl, *, keep_mib: budgets.append(keep_mib)  # noqa: E731
     monkeypatch.setattr("txl.commands.train.use_attention", spy)
-    out = here(f"train --init_std 0.02 {flags} --max_step 2").out  # its default: it is not read with --init uniform
+    # its default: it is not read with --init uniform
+    out = here(f"train --init_std 0.02 {flags} --max_step 2").out
     assert budgets == [8]
     assert "| --shard: one process has nothing to share out" in out
     (start,) = records(Path("new"), "start")
     settings = {**start["train"], **start["model"], **start["data"]}
-    typed = {name: value.split() or ["True"] for name, _, value in (w.partition(" ") for w in flags[2:].split(" --"))}
-    asked = {name: [*map(str, one)] if isinstance(one := settings[name], list) else [str(one)] for name in typed}
+    typed = {
+        name: value.split() or ["True"]
+        for name, _, value in (w.partition(" ") for w in flags[2:].split(" --"))
+    }
+    asked = {
+        name: [*map(str, one)] if isinstance(one := settings[name], list) else [str(one)]
+        for name in typed
+    }
     assert asked == typed
-    assert start["remembered_floats"] == settings["n_layer"] * start["context"]["mem_len"] * settings["d_model"] > 0
+    assert (
+        start["remembered_floats"]
+        == settings["n_layer"] * start["context"]["mem_len"] * settings["d_model"]
+        > 0
+    )
 
 
-def test_train_py_is_five_calls_from_the_first_step(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_py_is_five_calls_from_the_first_step(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first is `launch`, which starts every program."""
     calls: list[list[str]] = []
     package, step = str(Path(txl.__file__).parent), TrainState.step
@@ -168,11 +215,15 @@ TARGETS = {
 def test_a_missed_target_is_named_and_ends_with_status_1(here: Here) -> None:
     for flags, missed in TARGETS.items():
         out = here(f"train --overwrite --max_step 2 {flags}", status=len(missed)).out
-        assert re.findall(r"^\| missed: .* ((?:is|tokens/s) .*)$", out, flags=re.MULTILINE) == missed
+        assert (
+            re.findall(r"^\| missed: .* ((?:is|tokens/s) .*)$", out, flags=re.MULTILINE) == missed
+        )
         assert pointed(Path("new")).name == "step_00000002"  # it is saved all the same
 
 
-def test_evaluations_read_as_many_segments_as_asked_for(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_read_as_many_segments_as_asked_for(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted: list[tuple[int, int]] = []
     scored: list[int] = []
     evaluate = loop.evaluate
@@ -185,7 +236,9 @@ def test_evaluations_read_as_many_segments_as_asked_for(here: Here, monkeypatch:
 
     monkeypatch.setattr(loop, "evaluate", noted)
     for batch_size, limit in ((2, -1), (3, -1), (2, 3), (2, 0)):
-        here(f"train --max_step 1 --overwrite --eval_batch_size {batch_size} --max_eval_steps {limit}")
+        here(
+            f"train --max_step 1 --overwrite --eval_batch_size {batch_size} --max_eval_steps {limit}"
+        )
         scored.append(records(Path("new"), "valid")[-1]["scored_tokens"])
     (whole, _), (fewer, _), *_ = counted
     assert whole > fewer > 3
@@ -193,17 +246,27 @@ def test_evaluations_read_as_many_segments_as_asked_for(here: Here, monkeypatch:
     assert scored[0] == scored[1] == scored[3] > scored[2] > 0
 
 
-def test_recurrence_without_limit_is_evaluated_in_one_stream_unless_told_otherwise(here: Here) -> None:
+def test_recurrence_without_limit_is_evaluated_in_one_stream_unless_told_otherwise(
+    here: Here,
+) -> None:
     said = here("train --recurrence same --n_layer 1").out
     assert "| --recurrence same: evaluations read one stream, " in said
-    found = [here.result(f"eval --work_dir new --split valid {flags}") for flags in ("", "--batch_size 1")]
+    found = [
+        here.result(f"eval --work_dir new --split valid {flags}")
+        for flags in ("", "--batch_size 1")
+    ]
     many = here.row("eval --work_dir new --split valid --batch_size 10")
-    (default, one), best = ([result["rows"][0]["nats"] for result in found], pointed(Path("new"), "best"))
+    (default, one), best = (
+        [result["rows"][0]["nats"] for result in found],
+        pointed(Path("new"), "best"),
+    )
     assert default == one != pytest.approx(many["nats"], rel=1e-6)
     assert ["read in one stream" in result["out"] for result in found] == [True, False]
     losses = {r["step"]: r["valid/nll_nats"] for r in records(Path("new"), "valid")}
     assert many["nats_per_token"] != pytest.approx(losses[int(best.name[-8:])], rel=1e-6)
-    assert found[0]["rows"][0]["nats_per_token"] == pytest.approx(losses[int(best.name[-8:])], rel=1e-5)
+    assert found[0]["rows"][0]["nats_per_token"] == pytest.approx(
+        losses[int(best.name[-8:])], rel=1e-5
+    )
 
 
 # by document
@@ -218,7 +281,9 @@ def of_articles(tmp_path_factory: pytest.TempPathFactory, trained: Trained) -> T
     shutil.copytree(trained.text, folder / "text", ignore=shutil.ignore_patterns("txl-cache"))
     for path in (folder / "text").glob("*.txt"):
         lines = path.read_text().splitlines()
-        path.write_text("".join(" = bab = \n" * (i % 3 == 0) + f"{line}\n" for i, line in enumerate(lines)))
+        path.write_text(
+            "".join(" = bab = \n" * (i % 3 == 0) + f"{line}\n" for i, line in enumerate(lines))
+        )
     return train_here(folder, BY_DOCUMENT)
 
 
@@ -228,7 +293,9 @@ def last_loss(run: Path, kind: str) -> float:
 
 def test_evaluations_follow_a_training_by_document(here: Here, of_articles: Trained) -> None:
     """Whatever the batch size; with memories that are never emptied the loss is another."""
-    evaluated = f"eval --work_dir {quote(str(of_articles.run))} --data {quote(str(of_articles.text))}"
+    evaluated = (
+        f"eval --work_dir {quote(str(of_articles.run))} --data {quote(str(of_articles.text))}"
+    )
     best = min(r["valid/nll_nats"] for r in records(of_articles.run, "valid"))
     assert here.row(f"{evaluated} --split valid")["nats_per_token"] == pytest.approx(best, rel=1e-5)
     test = here.row(f"{evaluated} --split test --batch_size 2")
@@ -239,8 +306,12 @@ def test_evaluations_follow_a_training_by_document(here: Here, of_articles: Trai
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("flags", ["--mem_len 0 6", "--reset never --convention original", "--convention nvidia"])
-def test_losses_by_position_sum_to_the_row_under_every_rule(here: Here, of_articles: Trained, flags: str) -> None:
+@pytest.mark.parametrize(
+    "flags", ["--mem_len 0 6", "--reset never --convention original", "--convention nvidia"]
+)
+def test_losses_by_position_sum_to_the_row_under_every_rule(
+    here: Here, of_articles: Trained, flags: str
+) -> None:
     line = f"eval --work_dir {quote(str(of_articles.run))} --data {quote(str(of_articles.text))} --loss_by_position"
     for row in here.rows(f"{line} --batch_size 2 --mem_len 6 {flags}"):
         for name in ("loss_by_position", "loss_by_distance"):
@@ -249,16 +320,24 @@ def test_losses_by_position_sum_to_the_row_under_every_rule(here: Here, of_artic
         assert row["loss_by_position"][-1]["to"] == 7
 
 
-def test_a_training_by_document_is_resumed_as_if_never_stopped(here: Here, of_articles: Trained) -> None:
+def test_a_training_by_document_is_resumed_as_if_never_stopped(
+    here: Here, of_articles: Trained
+) -> None:
     line = f"train --data {quote(str(of_articles.text))} {BY_DOCUMENT} --max_step_scheduler 4"
     here(f"{line} --max_step 3")
     here(f"{line} --resume")
     assert last_loss(Path("new"), "valid") == last_loss(of_articles.run, "valid")
 
 
-def test_chunks_and_recomputation_change_no_loss_by_document(here: Here, of_articles: Trained) -> None:
+def test_chunks_and_recomputation_change_no_loss_by_document(
+    here: Here, of_articles: Trained
+) -> None:
     losses = []
-    for flags in ("--reset never", "--reset document", "--reset document --batch_chunk 2 --recompute"):
+    for flags in (
+        "--reset never",
+        "--reset document",
+        "--reset document --batch_chunk 2 --recompute",
+    ):
         to = "--work_dir new --overwrite --max_step 2 --dtype float32"
         here(f"train --data {quote(str(of_articles.text))} {to} {flags}")
         losses.append(last_loss(Path("new"), "train"))
@@ -274,10 +353,25 @@ def test_chunks_and_recomputation_change_no_loss_by_document(here: Here, of_arti
         ("--memory infini", {"mem_len": 8}, 4, ""),
         ("--memory neural --tgt_len 3 --eval_tgt_len 3", {"tgt_len": 3}, 3, ""),
         ("--memory recurrent_tokens --mem_len 0", {}, 4, ""),
-        ("--memory infini --memory_parts 1", {}, 1, "--memory_parts 1: nothing teaches --memory infini what to write"),
+        (
+            "--memory infini --memory_parts 1",
+            {},
+            1,
+            "--memory_parts 1: nothing teaches --memory infini what to write",
+        ),
         ("--memory infini --ext_len 2", {}, 1, "give 2 or more, without --ext_len"),
-        ("--memory none --mem_len 0 --memory_parts 4", {}, 4, "nothing is remembered, so a token sees 2 of 8 tokens"),
-        ("--mem_len 0 --memory_parts 2", {}, 2, "nothing is remembered, so a token sees 4 of 8 tokens"),
+        (
+            "--memory none --mem_len 0 --memory_parts 4",
+            {},
+            4,
+            "nothing is remembered, so a token sees 2 of 8 tokens",
+        ),
+        (
+            "--mem_len 0 --memory_parts 2",
+            {},
+            2,
+            "nothing is remembered, so a token sees 4 of 8 tokens",
+        ),
         ("--memory_parts 2", {}, 2, ""),
     ],
 )
@@ -305,7 +399,9 @@ def test_what_reads_a_model_advises_no_other_memory_or_encoding(here: Here) -> N
 
 
 def test_what_a_compressive_memory_holds_without_a_number_is_as_much_as_its_memory() -> None:
-    model = txl.TransformerXL(txl.ModelConfig(n_token=9, n_layer=1, memory="compressive", compress_rate=2))
+    model = txl.TransformerXL(
+        txl.ModelConfig(n_token=9, n_layer=1, memory="compressive", compress_rate=2)
+    )
     memory, token_BT = None, torch.zeros(1, 4, dtype=torch.int64)
     for _ in range(6):
         _, memory = model.nll(token_BT, token_BT, memory, txl.Context(tgt_len=4, mem_len=3))

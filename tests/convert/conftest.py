@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import call, entry_points, here, run_folder, text, trained, undrawn, write_text
+from tests.cli.conftest import (
+    call,
+    entry_points,
+    here,
+    run_folder,
+    text,
+    trained,
+    undrawn,
+    write_text,
+)
 
 __all__ = ["call", "entry_points", "here", "run_folder", "text", "trained", "undrawn", "write_text"]
 HF = Path(__file__).parents[1] / "golden" / "hf"

@@ -29,13 +29,24 @@ def foreign(module: str, *names: str, base: type = nn.Module) -> Iterator[dict[s
 
 
 def save_original(
-    path: Path, state: Mapping[str, Tensor], settings: Mapping[str, Any], *, zipped: bool = True, parallel: bool = False
+    path: Path,
+    state: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    *,
+    zipped: bool = True,
+    parallel: bool = False,
 ) -> None:
     """A `model.pt` as the 2019 train.py saves it: the module itself."""
     with foreign("mem_transformer", "MemTransformerLM", "Part") as classes:
         model = tree(state, classes)
-        given = {k: v for k, v in settings.items() if k not in ("dropout", "dropatt", "tie_weight", "tie_projs")}
-        model.__dict__.update({k: v for k, v in given.items() if k not in ("pre_lnorm", "cutoffs", "div_val")})
+        given = {
+            k: v
+            for k, v in settings.items()
+            if k not in ("dropout", "dropatt", "tie_weight", "tie_projs")
+        }
+        model.__dict__.update(
+            {k: v for k, v in given.items() if k not in ("pre_lnorm", "cutoffs", "div_val")}
+        )
         model.d_embed = settings["d_embed"] or settings["d_model"]
         model.word_emb.div_val = settings["div_val"]
         model.crit.cutoffs = [*settings["cutoffs"], settings["n_token"]]
@@ -65,7 +76,9 @@ def tree(state: Mapping[str, Tensor], classes: Mapping[str, type]) -> Any:
     return root
 
 
-def save_nvidia(path: Path, model: TransformerXL, settings: Mapping[str, Any], words: Sequence[str]) -> None:
+def save_nvidia(
+    path: Path, model: TransformerXL, settings: Mapping[str, Any], words: Sequence[str]
+) -> None:
     """A `checkpoint_best.pt` as NVIDIA's train.py saves it: its softmax has names of its own, and it lists shared
     projections once more."""
     state: dict[str, Tensor] = {}
@@ -77,7 +90,9 @@ def save_nvidia(path: Path, model: TransformerXL, settings: Mapping[str, Any], w
         elif parts[:2] == ["crit", "out_projs"] and settings["tie_projs"][int(parts[2])]:
             continue
         else:
-            state[name] = tensor.flatten(2) if name == "r_emb" and settings["attn_type"] == 3 else tensor
+            state[name] = (
+                tensor.flatten(2) if name == "r_emb" and settings["attn_type"] == 3 else tensor
+            )
         if parts[:2] == ["word_emb", "emb_projs"]:
             state[f"crit.shared_out_projs.{parts[2]}"] = tensor
     with foreign("vocabulary", "Vocab", base=object) as classes:

@@ -32,7 +32,11 @@ def test_a_text_has_the_figures_of_eval_py(here: Here, lm: txl.LanguageModel) ->
     here("eval --text my.txt --context before.txt --per_token my.json")
     theirs = json.loads(Path("my.json").read_text())["tokens"]
     score = lm.score("bab ded bab\nded", context="bab ded\n")
-    assert score.tokens == [token["token"] for token in theirs] == ["bab", "ded", "bab", "<eos>", "ded"]
+    assert (
+        score.tokens
+        == [token["token"] for token in theirs]
+        == ["bab", "ded", "bab", "<eos>", "ded"]
+    )
     assert score.nats == pytest.approx([token["nats"] for token in theirs], rel=1e-6)
     assert lm.loglikelihood("bab ded\n", "bab ded bab\nded") == pytest.approx(-score.total_nats)
     assert score.perplexity == pytest.approx(torch.tensor(score.nats).mean().exp().item(), rel=1e-5)
@@ -55,7 +59,12 @@ def test_generation_is_repeatable_and_never_unknown(lm: txl.LanguageModel) -> No
     assert lm.generate("bab ded", length=40, seed=3) == "".join(pieces)
     assert lm.generate(length=3, temperature=0) == lm.generate(length=3, temperature=0)
     assert "<unk>" in lm.generate(length=400, allow_unknown=True, seed=0)
-    assert lm.generate("bab", length=40, lines=1, stop="bab", repetition_penalty=1.2, seed=1).count("\n") == 0
+    assert (
+        lm.generate("bab", length=40, lines=1, stop="bab", repetition_penalty=1.2, seed=1).count(
+            "\n"
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("prompt", ["bab ded", "ded bab\nbad baf ded bab ded"])
@@ -71,13 +80,19 @@ def test_what_is_sampled_is_what_is_scored(lm: txl.LanguageModel, prompt: str) -
     assert [text.strip(" ") for text in texts] == [words[i] for i in ids]
 
 
-@pytest.mark.parametrize("ending", [{}, {"lines": 1}, {"stop": "ded"}, {"stop": "\nb", "length_penalty": -1.0}])
-def test_beams_find_a_likelier_text_than_greedy(lm: txl.LanguageModel, ending: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "ending", [{}, {"lines": 1}, {"stop": "ded"}, {"stop": "\nb", "length_penalty": -1.0}]
+)
+def test_beams_find_a_likelier_text_than_greedy(
+    lm: txl.LanguageModel, ending: dict[str, Any]
+) -> None:
     settings = {"length": 8, **ending}
     text = lm.generate("bab ded", num_beams=5, **settings)
     again, other = lm.generate(["bab ded", "bad"], num_beams=5, **settings)
     assert text == again != other
-    greedy = lm.generate("bab ded", temperature=0, **{k: v for k, v in settings.items() if k != "length_penalty"})
+    greedy = lm.generate(
+        "bab ded", temperature=0, **{k: v for k, v in settings.items() if k != "length_penalty"}
+    )
     if not ending:
         assert lm.loglikelihood("bab ded", text) > lm.loglikelihood("bab ded", greedy)
         assert len(lm.encode(text)) == 8
@@ -86,15 +101,21 @@ def test_beams_find_a_likelier_text_than_greedy(lm: txl.LanguageModel, ending: d
         lm.generate("bab", num_beams=2, top_p=0.5)
 
 
-def test_it_opens_its_text_and_writes_itself(lm: txl.LanguageModel, trained: Trained, tmp_path: Path) -> None:
+def test_it_opens_its_text_and_writes_itself(
+    lm: txl.LanguageModel, trained: Trained, tmp_path: Path
+) -> None:
     corpus = lm.corpus(lm.data_config({"cache_dir": str(tmp_path / "cache")}))
-    assert lm.decode(corpus.split("valid")).split() == (trained.text / "valid.txt").read_text().split()
+    assert (
+        lm.decode(corpus.split("valid")).split() == (trained.text / "valid.txt").read_text().split()
+    )
     lm.write(tmp_path / "again")
     assert txl.load(tmp_path / "again").score("bab ded").nats == lm.score("bab ded").nats
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_weights_are_kept_in_16_bits(lm: txl.LanguageModel, trained: Trained, dtype: str, tmp_path: Path) -> None:
+def test_weights_are_kept_in_16_bits(
+    lm: txl.LanguageModel, trained: Trained, dtype: str, tmp_path: Path
+) -> None:
     """From reading on: with nearly the figures, from any source, and outside its methods nothing is in half precision.
     Such weights are not written."""
     small = txl.load(trained.run, dtype=dtype)
@@ -102,16 +123,21 @@ def test_weights_are_kept_in_16_bits(lm: txl.LanguageModel, trained: Trained, dt
     assert sizes[0] < 0.57 * sizes[1]  # LayerNorm and positions are as they were
     assert small.score("bab ded").nats == pytest.approx(lm.score("bab ded").nats, abs=0.05)
     assert small.score("bab ded").nats != lm.score("bab ded").nats
-    torch.testing.assert_close(small.hidden_states("bab ded"), lm.hidden_states("bab ded"), rtol=0, atol=0.1)
+    torch.testing.assert_close(
+        small.hidden_states("bab ded"), lm.hidden_states("bab ded"), rtol=0, atol=0.1
+    )
     pieces = small.stream("bab", length=3, temperature=0)
     first = next(pieces)
     assert not torch.is_autocast_enabled("cpu")
     assert first + "".join(pieces) == small.generate(["bab"], length=3, temperature=0)[0]
-    with pytest.raises(UsageError, match=f"dtype {dtype}: its weights are rounded; open it in float32 to write it"):
+    with pytest.raises(
+        UsageError, match=f"dtype {dtype}: its weights are rounded; open it in float32 to write it"
+    ):
         small.write(tmp_path / "again")
     lm.write(tmp_path / "theirs", "original")
     assert (
-        txl.load(tmp_path / "theirs", dtype=dtype, dataset="text").score("bab ded").nats == small.score("bab ded").nats
+        txl.load(tmp_path / "theirs", dtype=dtype, dataset="text").score("bab ded").nats
+        == small.score("bab ded").nats
     )
     with pytest.raises(UsageError, match="dtype half: no such dtype; there are auto, float32"):
         txl.load(trained.run, dtype="half")
@@ -120,13 +146,18 @@ def test_weights_are_kept_in_16_bits(lm: txl.LanguageModel, trained: Trained, dt
 def test_checkpoints_of_others_and_single_checkpoints(trained: Trained, hf: Path) -> None:
     checkpoint = next(trained.run.glob("step_*"))
     assert txl.load(checkpoint).tokenizer.words == txl.load(trained.run).tokenizer.words
-    with pytest.raises(UsageError, match=r" is a run of txl and has its own vocabulary; leave it out"):
+    with pytest.raises(
+        UsageError, match=r" is a run of txl and has its own vocabulary; leave it out"
+    ):
         txl.load(checkpoint, vocabulary=checkpoint / "vocab.txt")
     with pytest.raises(UsageError, match="holds no vocabulary"):
         txl.load(hf)
     (hf.parent / "words").mkdir()
     write_words(hf.parent / "words", WORDS)
-    assert txl.load(hf, vocabulary=hf.parent / "words" / "vocab.txt").score("w3 w4").tokens == ["w3", "w4"]
+    assert txl.load(hf, vocabulary=hf.parent / "words" / "vocab.txt").score("w3 w4").tokens == [
+        "w3",
+        "w4",
+    ]
 
 
 # where models are
@@ -156,7 +187,9 @@ class RepositoryNotFoundError(OSError):
     """As the hub's."""
 
 
-def test_a_model_of_the_hub_or_below_the_home_folder(monkeypatch: pytest.MonkeyPatch, trained: Trained) -> None:
+def test_a_model_of_the_hub_or_below_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, trained: Trained
+) -> None:
     words = txl.load(trained.run).tokenizer.words
     asked = hub(monkeypatch, trained.run)
     assert txl.load("someone/model").tokenizer.words == words

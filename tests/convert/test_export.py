@@ -70,7 +70,11 @@ def test_a_run_written_for_others_has_the_same_figures(here: Here, to: str) -> N
         texts = {"config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "README.md"}
         assert names == {"model.safetensors", "curve.png", *texts}
         config = json.loads(Path("there/config.json").read_text())
-        assert (config["model_type"], config["eos_token_id"], config["mem_len"]) == ("transfo-xl", 0, 8)
+        assert (config["model_type"], config["eos_token_id"], config["mem_len"]) == (
+            "transfo-xl",
+            0,
+            8,
+        )
 
 
 def test_weights_in_16_bits_take_half_the_space_and_are_used_in_float32(here: Here) -> None:
@@ -79,7 +83,9 @@ def test_weights_in_16_bits_take_half_the_space_and_are_used_in_float32(here: He
     assert weights.stat().st_size < 0.6 * whole.stat().st_size
     assert hashlib.sha256(weights.read_bytes()).hexdigest() in out
     found, expected = (dict(txl.load(path).model.named_parameters()) for path in ("half", "run"))
-    assert all(torch.equal(found[name], weight.bfloat16().float()) for name, weight in expected.items())
+    assert all(
+        torch.equal(found[name], weight.bfloat16().float()) for name, weight in expected.items()
+    )
     card = Path("half/README.md").read_text()
     assert "license: cc-by-sa-4.0\n---" in card
     assert "`cc-by-sa-4.0`." in card
@@ -93,13 +99,17 @@ def test_dropout_of_the_training_is_exported(here: Here) -> None:
             here(f"convert {source} {source}_{to} --to {to}")
         config = json.loads(Path(f"{source}_huggingface/config.json").read_text())
         arguments = torch.load(f"{source}_original/model.pt")["arguments"]
-        assert [(said["dropout"], said["dropatt"]) for said in (config, arguments)] == [(0.3, 0.2)] * 2
+        assert [(said["dropout"], said["dropatt"]) for said in (config, arguments)] == [
+            (0.3, 0.2)
+        ] * 2
     here("convert new_original hf --to huggingface")
     assert json.loads(Path("hf/config.json").read_text())["dropatt"] == 0.2
 
 
 @pytest.mark.parametrize("flags", ["--reset document", "--init_from run"])
-def test_a_run_that_is_written_reads_text_as_it_did(flags: str, here: Here, write_text: Callable[..., Path]) -> None:
+def test_a_run_that_is_written_reads_text_as_it_did(
+    flags: str, here: Here, write_text: Callable[..., Path]
+) -> None:
     write_text(Path("other"), words=["bab", "ded", "unknown"])
     for path in Path("other").iterdir():
         path.write_text(f" \n = bab = \n \n{path.read_text()} \n = ded = \n \n bab ded \n")
@@ -109,7 +119,10 @@ def test_a_run_that_is_written_reads_text_as_it_did(flags: str, here: Here, writ
     for run in ("new", "slim"):
         here(f"eval --data other --work_dir {run} --split valid --json {run}.json")
     new, slim = (json.loads(Path(f"{run}.json").read_text()) for run in ("new", "slim"))
-    assert (slim["reset"], slim["rows"][0]["nats_per_token"]) == (new["reset"], new["rows"][0]["nats_per_token"])
+    assert (slim["reset"], slim["rows"][0]["nats_per_token"]) == (
+        new["reset"],
+        new["rows"][0]["nats_per_token"],
+    )
     assert slim["reset"] == ("document" if "document" in flags else "never")
 
 
@@ -117,7 +130,9 @@ def test_what_cannot_be_written_is_refused_and_nothing_is(here: Here) -> None:
     here("train --position rotary --max_step 1")
     for to in ("huggingface", "original"):
         assert "--position rotary: " in here.refused(f"convert new there --to {to}")
-    assert "--dataset: run is a run of txl and has its own" in here.refused("convert run there --dataset text")
+    assert "--dataset: run is a run of txl and has its own" in here.refused(
+        "convert run there --dataset text"
+    )
     assert ".: is a folder without a name of its own" in here.refused("convert run .")
     change_weights(Path("run"), lambda weight: weight + 1e6)
     assert "exceed its range; use bfloat16" in here.refused("convert run there --dtype float16")
@@ -127,7 +142,9 @@ def test_what_cannot_be_written_is_refused_and_nothing_is(here: Here) -> None:
 # the 2019 code
 
 
-@pytest.mark.parametrize("name", ["adaptive_div1_emb16", "adaptive_div2_noprojtie", "attn1", "attn2", "attn3", "xl"])
+@pytest.mark.parametrize(
+    "name", ["adaptive_div1_emb16", "adaptive_div2_noprojtie", "attn1", "attn2", "attn3", "xl"]
+)
 def test_each_kind_of_the_2019_code_goes_there_and_back(name: str, tmp_path: Path) -> None:
     model, context = Golden(name).model()
     vocab = Vocab([f"w{i}" for i in range(model.config.n_token)])
@@ -141,7 +158,12 @@ def test_each_kind_of_the_2019_code_goes_there_and_back(name: str, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("n_position", "same_length", "expected"),
-    [(20, True, (8, 0, 12)), (20, False, (8, 0, 12)), (12, False, (12, 0, 0)), (40, True, (28, 0, 12))],
+    [
+        (20, True, (8, 0, 12)),
+        (20, False, (8, 0, 12)),
+        (12, False, (12, 0, 0)),
+        (40, True, (28, 0, 12)),
+    ],
 )
 def test_a_table_of_another_length_than_the_training_keeps_its_memory(
     n_position: int, same_length: bool, expected: tuple[int, ...], tmp_path: Path
@@ -159,21 +181,31 @@ def test_a_table_of_another_length_than_the_training_keeps_its_memory(
 
 def test_a_table_without_room_for_the_memory_of_same_length_is_not_exported() -> None:
     context = Context(tgt_len=4, mem_len=12, same_length=True)
-    model = TransformerXL(ModelConfig(n_token=9, **SIZES, position="learned_relative", n_position=12))
-    with pytest.raises(UsageError, match="--mem_len 12 leaves no row of --n_position 12 for new tokens; use --to txl"):
+    model = TransformerXL(
+        ModelConfig(n_token=9, **SIZES, position="learned_relative", n_position=12)
+    )
+    with pytest.raises(
+        UsageError,
+        match="--mem_len 12 leaves no row of --n_position 12 for new tokens; use --to txl",
+    ):
         arguments_for_kimiyoung(model, context)
 
 
 def test_sinusoids_have_no_table_and_keep_their_lengths() -> None:
     """n_position is that of the training that a run was begun with."""
     context = Context(tgt_len=4, mem_len=12, same_length=True)
-    arguments = arguments_for_kimiyoung(TransformerXL(ModelConfig(n_token=9, **SIZES, n_position=30)), context)
+    arguments = arguments_for_kimiyoung(
+        TransformerXL(ModelConfig(n_token=9, **SIZES, n_position=30)), context
+    )
     assert (arguments["tgt_len"], arguments["ext_len"], arguments["mem_len"]) == (4, 0, 12)
 
 
 def test_damaged_arguments_are_refused(tmp_path: Path) -> None:
     model, context = Golden("xl").model()
-    write_original(LanguageModel(model, context, Vocab([f"w{i}" for i in range(model.config.n_token)])), tmp_path)
+    write_original(
+        LanguageModel(model, context, Vocab([f"w{i}" for i in range(model.config.n_token)])),
+        tmp_path,
+    )
     held = torch.load(tmp_path / "model.pt")
     for arguments, message in (
         (5, "damaged (holds no JSON object"),
@@ -232,7 +264,9 @@ def test_text_is_read_as_before_the_export(dataset: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("write", [write_huggingface, write_original])
 @pytest.mark.parametrize("odd", ["New York", "a\u00a0b", ""])
-def test_words_that_a_line_of_vocab_txt_cannot_name_are_not_written(write: Any, odd: str, tmp_path: Path) -> None:
+def test_words_that_a_line_of_vocab_txt_cannot_name_are_not_written(
+    write: Any, odd: str, tmp_path: Path
+) -> None:
     source = pretrained("text")
     with pytest.raises(UsageError, match=re.escape(f"{odd!r}: is not one word")):
         write(dataclasses.replace(source, tokenizer=Vocab([*_WORDS[:-1], odd])), tmp_path)
@@ -263,11 +297,19 @@ SPACED = (
 
 
 @pytest.mark.parametrize("text", [SPACED, " ", "\n", "".join(map(chr, range(1, 0x3100)))])
-def test_words_between_white_space_are_exported_with_a_tokenizer_of_the_same_ids(text: str, tmp_path: Path) -> None:
+def test_words_between_white_space_are_exported_with_a_tokenizer_of_the_same_ids(
+    text: str, tmp_path: Path
+) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    words = ["<eos>", "<unk>", *dict.fromkeys(word for word in SPACED.split() if word not in ("<eos>", "<unk>"))]
+    words = [
+        "<eos>",
+        "<unk>",
+        *dict.fromkeys(word for word in SPACED.split() if word not in ("<eos>", "<unk>")),
+    ]
     source = dataclasses.replace(pretrained("text"), tokenizer=Vocab(words))
-    source = dataclasses.replace(source, model=TransformerXL(ModelConfig(n_token=len(words), **SIZES)))
+    source = dataclasses.replace(
+        source, model=TransformerXL(ModelConfig(n_token=len(words), **SIZES))
+    )
     write_huggingface(source, tmp_path)
     there = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -278,7 +320,10 @@ def test_words_between_white_space_are_exported_with_a_tokenizer_of_the_same_ids
     (tmp_path / "vocab.txt").unlink()  # as where transformers saves the tokenizer
     assert txl.load(tmp_path).tokenizer.words == words
     write_huggingface(dataclasses.replace(source, record={}), tmp_path)
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "TransfoXLTokenizer"
+    assert (
+        json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"]
+        == "TransfoXLTokenizer"
+    )
 
 
 @pytest.mark.parametrize("name", ["hf_div2", "x_hf_div1_emb16_tie_r"])
@@ -306,11 +351,15 @@ def test_what_layer_norm_adds_to_the_variance_is_kept(here: Here, hf: Path) -> N
     scores = [txl.load(place).score("w3 w4 w5 w6").nats for place in ("hf", "converted", "back")]
     assert scores == [pytest.approx(scores[0])] * 3
     assert scores[0] != pytest.approx(before.score("w3 w4 w5 w6").nats, rel=1e-3)
-    with pytest.raises(UsageError, match=r"layer_norm_epsilon 0\.5: the original has no such model, only 1e-05"):
+    with pytest.raises(
+        UsageError, match=r"layer_norm_epsilon 0\.5: the original has no such model, only 1e-05"
+    ):
         require_exportable(ModelConfig(n_token=9, **SIZES, layer_norm_epsilon=0.5))
 
 
-def test_hugging_face_has_one_kind_of_model_and_says_no_damaged_words_on_its_text(tmp_path: Path) -> None:
+def test_hugging_face_has_one_kind_of_model_and_says_no_damaged_words_on_its_text(
+    tmp_path: Path,
+) -> None:
     for name, value in {"position": "t5", "activation": "gelu", "recurrence": "same"}.items():
         with pytest.raises(UsageError, match=f"--{name} {value}: Hugging Face has no such model"):
             to_huggingface(TransformerXL(ModelConfig(n_token=9, **SIZES, **{name: value})))
@@ -339,7 +388,12 @@ def test_the_command_of_the_card_makes_the_same_training(flags: str) -> None:
     def record(typed: dict[str, Any]) -> dict[str, Any]:
         config, context, data, shape, *_ = new_settings(typed, one)
         assert isinstance(shape, Shape)
-        parts = {"train": config, "context": context, "data": data, "model": shape.of_words(90, data.dataset)}
+        parts = {
+            "train": config,
+            "context": context,
+            "data": data,
+            "model": shape.of_words(90, data.dataset),
+        }
         return json.loads(json.dumps({name: as_dict(part) for name, part in parts.items()}))
 
     program, script, *words = shlex.split(training_command(record(typed)))
@@ -347,7 +401,9 @@ def test_the_command_of_the_card_makes_the_same_training(flags: str) -> None:
     assert record(read("train", *words)) == record(typed)
 
 
-def test_the_card_says_how_it_was_trained_and_states_no_text_that_nobody_named(here: Here, hf: Path) -> None:
+def test_the_card_says_how_it_was_trained_and_states_no_text_that_nobody_named(
+    here: Here, hf: Path
+) -> None:
     typed = read("train", *shlex.split(training_command(open_checkpoint(Path("run")).record))[2:])
     (start,) = records(Path("run"), "start")
     assert {name: typed[name] for name in ("tgt_len", "init_std", "batch_size")} == {
@@ -377,17 +433,31 @@ def test_a_card_shows_what_is_said_of_the_model_and_figures_of_no_other(here: He
     rows = [row for name in names for row in json.loads(Path(f"{name}.json").read_text())["rows"]]
     shown = [line.split(" | ") for line in card.splitlines() if line.startswith("| valid | ")]
     del rows[2]  # of cache.json, without the cache: it is in plain.json too
-    how = ["the model alone"] * 2 + ["cache", "the model alone, same_length True, convention original"]
-    expected = [[f"{r['mem_len']}", said, f"{r['perplexity']:.2f}"] for r, said in zip(rows, how, strict=True)]
+    how = ["the model alone"] * 2 + [
+        "cache",
+        "the model alone, same_length True, convention original",
+    ]
+    expected = [
+        [f"{r['mem_len']}", said, f"{r['perplexity']:.2f}"]
+        for r, said in zip(rows, how, strict=True)
+    ]
     assert [cells[2:5] for cells in shown] == expected
-    for said in ("Its text is *nobody's*.", "\n````\nbab <unk>\n```\nded bab\n````\n", "(curve.png)"):
+    for said in (
+        "Its text is *nobody's*.",
+        "\n````\nbab <unk>\n```\nded bab\n````\n",
+        "(curve.png)",
+    ):
         assert said in card
     assert Path("there/curve.png").read_bytes().startswith(b"\x89PNG")
-    assert "not a file of `eval.py --json`" in here.refused("convert run other --evaluations run/metrics.jsonl")
+    assert "not a file of `eval.py --json`" in here.refused(
+        "convert run other --evaluations run/metrics.jsonl"
+    )
     Path("run").rename("moved")
     with Path("moved/metrics.jsonl").open("a") as file:
         file.write('{"kind": "va')  # as a kill leaves it
     here("convert moved again --evaluations plain.json")
     change_weights(Path("moved"), lambda weight: weight * 2)
-    assert "the figures are those of other weights" in here.refused("convert moved other --evaluations plain.json")
+    assert "the figures are those of other weights" in here.refused(
+        "convert moved other --evaluations plain.json"
+    )
     assert not Path("other").exists()

@@ -39,7 +39,9 @@ EVILS = [
 def test_nothing_of_a_pickle_runs(how: str, tmp_path: Path) -> None:
     mark, path = tmp_path / "mark", tmp_path / "model.pt"
     for one in EVILS:
-        evil = Evil(one.call[0], *(str(a).format(mark) if isinstance(a, str) else a for a in one.call[1]))
+        evil = Evil(
+            one.call[0], *(str(a).format(mark) if isinstance(a, str) else a for a in one.call[1])
+        )
         if how == "plain":
             path.write_bytes(pickle.dumps(evil))
         else:
@@ -94,17 +96,27 @@ def test_tensors_of_one_storage_take_its_memory_once(tmp_path: Path) -> None:
     """Else a file of some MB could ask for all memory there is."""
     path, weight = tmp_path / "model.pt", torch.randn(1000)
     torch.save({f"layer{i}": weight for i in range(1000)}, path)
-    assert len({found.read().untyped_storage().data_ptr() for found in read_pickle(path).values()}) == 1
+    assert (
+        len({found.read().untyped_storage().data_ptr() for found in read_pickle(path).values()})
+        == 1
+    )
 
 
 @pytest.mark.parametrize("name", ["data.pkl", "byteorder", "data/0"])
-def test_what_is_compressed_is_not_inflated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_compressed_is_not_inflated(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch.save stores what it writes as it is; 4 MB can inflate to 4 GiB."""
     path, read = tmp_path / "model.pt", []
     saved(True, path)
-    zip_anew(path, lambda member, content: (content, zipfile.ZIP_DEFLATED if member.endswith(name) else 0))
+    zip_anew(
+        path,
+        lambda member, content: (content, zipfile.ZIP_DEFLATED if member.endswith(name) else 0),
+    )
     read_entry = zipfile.ZipFile.read
-    monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, info: read.append(info) or read_entry(self, info))
+    monkeypatch.setattr(
+        zipfile.ZipFile, "read", lambda self, info: read.append(info) or read_entry(self, info)
+    )
     with pytest.raises(UsageError, match=f"{name} is compressed"):
         read_pickle(path)
     assert not any(info.filename.endswith(name) for info in read)
@@ -112,7 +124,12 @@ def test_what_is_compressed_is_not_inflated(name: str, tmp_path: Path, monkeypat
 
 def test_a_tensor_beyond_its_storage_is_refused() -> None:
     storage = type("S", (), {"dtype": torch.float32, "numel": 4, "content": bytes(16)})()
-    for offset, shape, stride in [(0, (5,), (1,)), (2, (3,), (1,)), (-1, (1,), (1,)), (0, (2,), (-1,))]:
+    for offset, shape, stride in [
+        (0, (5,), (1,)),
+        (2, (3,), (1,)),
+        (-1, (1,), (1,)),
+        (0, (2,), (-1,)),
+    ]:
         with pytest.raises(ValueError, match="beyond its storage"):
             PickledTensor(storage, offset, shape, stride).read()
 

@@ -25,7 +25,15 @@ from txl.language.export import write_original
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
 
-KINDS = ["adaptive_div1", "adaptive_div1_emb16", "adaptive_div2_noprojtie", "attn1", "attn2", "attn3", "xl_pre_lnorm"]
+KINDS = [
+    "adaptive_div1",
+    "adaptive_div1_emb16",
+    "adaptive_div2_noprojtie",
+    "attn1",
+    "attn2",
+    "attn3",
+    "xl_pre_lnorm",
+]
 
 
 LENGTHS = ("tgt_len", "ext_len", "mem_len")
@@ -52,7 +60,9 @@ def test_hugging_faces_losses(name: str) -> None:
         reader = ZeroMemory(model, context.mem_len)
         memory = reader.fresh_memory(2)
         for i in range(3):
-            input_BT, target_BT = (torch.from_numpy(golden[f"seg{i}/{key}"]) for key in ("input_ids", "target"))
+            input_BT, target_BT = (
+                torch.from_numpy(golden[f"seg{i}/{key}"]) for key in ("input_ids", "target")
+            )
             hidden_BTD, after = model(input_BT, memory, context)
             nll_BT, memory = reader.nll(input_BT, target_BT, memory, context)
             for ours, key in ((nll_BT, "nll"), (model.log_prob(hidden_BTD[:, -1]), "logprob_last")):
@@ -70,7 +80,9 @@ def test_a_model_pt_is_read_without_the_2019_code(name: str, tmp_path: Path) -> 
         save_original(tmp_path / "model.pt", to_kimiyoung(model), golden.config["model"], **how)
         converted = convert(tmp_path if how else tmp_path / "model.pt")
         assert converted.kind == "kimiyoung/transformer-xl"
-        assert lengths_of(converted.context) == tuple(golden.config["model"][name] for name in LENGTHS)
+        assert lengths_of(converted.context) == tuple(
+            golden.config["model"][name] for name in LENGTHS
+        )
         has_projs = len(model.word_emb.projs) > 0  # without projections none is tied
         assert has_projs <= (converted.model.config == model.config)
         assert converted.context.same_length == golden.config["model"]["same_length"]
@@ -88,11 +100,19 @@ def test_a_model_pt_is_read_without_the_2019_code(name: str, tmp_path: Path) -> 
 )
 @pytest.mark.parametrize("name", ["attn1", "attn3"])
 def test_lengths_in_a_file_count_where_the_table_of_positions_has_as_many_rows(
-    name: str, in_file: tuple[int, ...], same_length: bool, expected: tuple[int, ...], tmp_path: Path
+    name: str,
+    in_file: tuple[int, ...],
+    same_length: bool,
+    expected: tuple[int, ...],
+    tmp_path: Path,
 ) -> None:
     """The table has 16; `reset_length` of the 2019 code changes what the file says of them."""
     golden = Golden(name)
-    settings = golden.config["model"] | dict(zip(LENGTHS, in_file, strict=True)) | {"same_length": same_length}
+    settings = (
+        golden.config["model"]
+        | dict(zip(LENGTHS, in_file, strict=True))
+        | {"same_length": same_length}
+    )
     save_original(tmp_path / "model.pt", to_kimiyoung(golden.model()[0]), settings)
     context = convert(tmp_path).context
     assert (lengths_of(context), context.same_length) == (expected, same_length)
@@ -105,12 +125,16 @@ def test_div_val_without_clusters_is_read_and_written(
 ) -> None:
     """One table with a projection: which div_val it is of, its shape does not tell."""
     sizes = {"n_token": 9, "n_layer": 1, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 4}
-    shape = ModelConfig(**sizes, d_embed=d_embed, div_val=div_val, tie_projs=(is_tied,), n_position=Context.tgt_len)
+    shape = ModelConfig(
+        **sizes, d_embed=d_embed, div_val=div_val, tie_projs=(is_tied,), n_position=Context.tgt_len
+    )
     model = TransformerXL(shape).eval()
     arguments = arguments_for_kimiyoung(model, Context())
     save_original(tmp_path / "model.pt", to_kimiyoung(model), arguments)
     (tmp_path / "export").mkdir()
-    write_original(LanguageModel(model, Context(), Vocab([f"w{i}" for i in range(9)])), tmp_path / "export")
+    write_original(
+        LanguageModel(model, Context(), Vocab([f"w{i}" for i in range(9)])), tmp_path / "export"
+    )
     for source in (tmp_path, tmp_path / "export"):
         converted = convert(source)
         assert converted.model.config == model.config
@@ -118,7 +142,9 @@ def test_div_val_without_clusters_is_read_and_written(
 
 
 @pytest.mark.parametrize("tie_projs", [(), (False,), (False, True)])
-def test_clusters_that_tie_projs_does_not_name_are_not_tied(tie_projs: tuple[bool, ...], tmp_path: Path) -> None:
+def test_clusters_that_tie_projs_does_not_name_are_not_tied(
+    tie_projs: tuple[bool, ...], tmp_path: Path
+) -> None:
     """The default of the 2019 constructor names one."""
     sizes = {"n_token": 9, "n_layer": 1, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 4}
     shape = ModelConfig(**sizes, adaptive=True, cutoffs=(3, 5), div_val=2, tie_projs=tie_projs)
@@ -133,14 +159,21 @@ def test_clusters_that_tie_projs_does_not_name_are_not_tied(tie_projs: tuple[boo
 
 
 def test_weights_without_their_model_and_compiled_models_are_named(tmp_path: Path) -> None:
-    state = {f"module._orig_mod.{name}": tensor for name, tensor in to_kimiyoung(Golden("xl").model()[0]).items()}
+    state = {
+        f"module._orig_mod.{name}": tensor
+        for name, tensor in to_kimiyoung(Golden("xl").model()[0]).items()
+    }
     for content in (state, {"state_dict": state, "epoch": 3}):
         torch.save(content, tmp_path / "model.pt")
-        with pytest.raises(UsageError, match=r"model\.pt: holds weights alone .*torch\.save\(model, path\)"):
+        with pytest.raises(
+            UsageError, match=r"model\.pt: holds weights alone .*torch\.save\(model, path\)"
+        ):
             convert(tmp_path)
     wrapped = b"\x80\x02ctorch._dynamo.eval_frame\nOptimizedModule\n."
     (tmp_path / "model.pt").write_bytes(wrapped)
-    with pytest.raises(UsageError, match=r"torch\.compile has wrapped; .*torch\.save\(model\._orig_mod, path\)"):
+    with pytest.raises(
+        UsageError, match=r"torch\.compile has wrapped; .*torch\.save\(model\._orig_mod, path\)"
+    ):
         convert(tmp_path)
 
 
@@ -149,7 +182,10 @@ def test_names_that_torch_compile_has_prefixed_are_read(hf: Path) -> None:
     model, _ = golden.model()
     for prefix in ("_orig_mod.", "module._orig_mod.", "_orig_mod.module."):
         state = {f"{prefix}{name}": tensor for name, tensor in to_kimiyoung(model).items()}
-        state = {name.replace("layers.0.", "layers.0._orig_mod."): tensor for name, tensor in state.items()}
+        state = {
+            name.replace("layers.0.", "layers.0._orig_mod."): tensor
+            for name, tensor in state.items()
+        }
         require_weights_of(from_kimiyoung(state, golden.config["model"])[0], model)
     expected, (theirs, config) = convert(hf).model, read_huggingface(hf)
     compiled = {f"_orig_mod.{name}": tensor for name, tensor in theirs.items()}
@@ -183,25 +219,42 @@ def test_vectors_of_positions_need_no_heads_of_their_width_in_nvidias_code() -> 
     model, _ = from_kimiyoung(state, settings | narrow)
     assert (model.config.n_head, model.config.d_head) == (settings["n_head"], narrow["d_head"])
     assert torch.equal(model.layers[0].attn.pos.p_RD.flip(0), state["r_emb"][0])
-    with pytest.raises(UsageError, match="n_head: missing, and weights of attn_type 3 do not show it"):
+    with pytest.raises(
+        UsageError, match="n_head: missing, and weights of attn_type 3 do not show it"
+    ):
         from_kimiyoung(state, settings | narrow | {"n_head": None})
-    with pytest.raises(UsageError, match=r"--d_model 32: in attn_type 3 of the original it is n_head \* d_head \(16\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"--d_model 32: in attn_type 3 of the original it is n_head \* d_head \(16\)",
+    ):
         to_kimiyoung(model)
 
 
 def test_safetensors_are_read_too(hf: Path) -> None:
     expected, (state, _) = convert(hf).model, read_huggingface(hf)
     (hf / "pytorch_model.bin").unlink()
-    contiguous = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
+    contiguous = {
+        name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()
+    }
     save_file(contiguous, hf / "model.safetensors")
     require_weights_of(convert(hf).model, expected)
 
 
 def test_a_configuration_that_says_less_is_completed_as_transformers_4_does() -> None:
     """Its class always has clusters, whatever `adaptive` says."""
-    sizes = {"vocab_size": 300_000, "d_model": 512, "n_layer": 2, "n_head": 8, "d_head": 64, "d_inner": 2048}
+    sizes = {
+        "vocab_size": 300_000,
+        "d_model": 512,
+        "n_layer": 2,
+        "n_head": 8,
+        "d_head": 64,
+        "d_inner": 2048,
+    }
     model, context = configs_of(sizes)
-    assert (model.cutoffs, model.tie_projs) == ((20_000, 40_000, 200_000), (False, True, True, True))
+    assert (model.cutoffs, model.tie_projs) == (
+        (20_000, 40_000, 200_000),
+        (False, True, True, True),
+    )
     assert (model.d_embed, model.div_val, model.untie_r, model.pre_lnorm) == (1024, 4, True, False)
     assert (context.mem_len, context.clamp_len, context.same_length) == (1600, 1000, True)
     assert configs_of(sizes | {"adaptive": False}) == (model, context)
@@ -264,7 +317,10 @@ def test_words_beside_the_weights_are_found(hf: Path, name: str, content: str) -
 def test_pickled_vocabularies(hf: Path) -> None:
     torch.save({"idx2sym": ["<eos>", "ä"], "sym2idx": {}}, hf / "vocab.bin")
     assert convert(hf).words == ["<eos>", "ä"]
-    with foreign("data_utils", "Corpus", base=object) as classes, foreign("vocabulary", "Vocab", base=object) as more:
+    with (
+        foreign("data_utils", "Corpus", base=object) as classes,
+        foreign("vocabulary", "Vocab", base=object) as more,
+    ):
         corpus = classes["Corpus"]()
         corpus.vocab = more["Vocab"]()
         corpus.vocab.idx2sym = ["<eos>", "\u00fc"]
@@ -273,21 +329,37 @@ def test_pickled_vocabularies(hf: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_words_of_python_3_stay_and_byte_strings_of_python_2_are_utf_8(hf: Path, protocol: int) -> None:
+def test_words_of_python_3_stay_and_byte_strings_of_python_2_are_utf_8(
+    hf: Path, protocol: int
+) -> None:
     words = ["<eos>", "caf\u00c3\u00a9", "\u00c2\u00a3", "caf\u00e9"]
     (hf / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": words}, protocol=protocol))
     assert convert(hf, hf / "vocab.pkl").words == words
     torch.save({"idx2sym": words}, hf / "vocab.bin", pickle_protocol=max(protocol, 2))
     assert convert(hf, hf / "vocab.bin").words == words
     cafe = "caf\u00e9".encode()
-    listed = [b"U\x05<eos>", b"T\x05\0\0\0" + cafe, b"S'\\xc3\\xbc'\n", b"U\x01\xe9", b"X\x04\0\0\0\xc3\x83\xc2\xa9"]
+    listed = [
+        b"U\x05<eos>",
+        b"T\x05\0\0\0" + cafe,
+        b"S'\\xc3\\xbc'\n",
+        b"U\x01\xe9",
+        b"X\x04\0\0\0\xc3\x83\xc2\xa9",
+    ]
     pickled = b"}U\x07idx2sym](" + b"".join(listed) + b"es."
     (hf / "vocab.pkl").write_bytes(pickled)  # as Python 2 writes str, and unicode
-    assert convert(hf, hf / "vocab.pkl").words == ["<eos>", "caf\u00e9", "\u00fc", "\u00e9", "\u00c3\u00a9"]
+    assert convert(hf, hf / "vocab.pkl").words == [
+        "<eos>",
+        "caf\u00e9",
+        "\u00fc",
+        "\u00e9",
+        "\u00c3\u00a9",
+    ]
 
 
 ADDED = {
-    "tokenizer_config.json": {"added_tokens_decoder": {"0": {"content": "<eos>"}, "199": {"content": "<pad>"}}},
+    "tokenizer_config.json": {
+        "added_tokens_decoder": {"0": {"content": "<eos>"}, "199": {"content": "<pad>"}}
+    },
     "added_tokens.json": {"<pad>": 199},
 }
 
@@ -314,4 +386,7 @@ def test_a_folder_is_written_once_and_only_with_words_that_fit(here: Here, hf: P
     out = here("convert hf new --explain").out
     assert "| read transformer.word_emb.emb_layers.0.weight" in out
     assert "tensors read" in out
-    assert here("convert hf new", status=2).err == "convert.py: new: is not empty; name another folder\n"
+    assert (
+        here("convert hf new", status=2).err
+        == "convert.py: new: is not empty; name another folder\n"
+    )

@@ -13,7 +13,12 @@ from tests.golden.test_model import Golden
 from txl.convert import to_kimiyoung
 
 TEXT = "--data words --dataset text"
-OF_EACH = {"original": "original", "nvidia": "nvidia", "nvidia in 16 bits": "txl", "hf": "huggingface"}
+OF_EACH = {
+    "original": "original",
+    "nvidia": "nvidia",
+    "nvidia in 16 bits": "txl",
+    "hf": "huggingface",
+}
 """A convention to evaluate each source with."""
 
 
@@ -45,7 +50,9 @@ def source_of(kind: str) -> Path:
 
 @pytest.mark.parametrize(("kind", "convention"), OF_EACH.items(), ids=OF_EACH)
 @pytest.mark.usefixtures("undrawn")
-def test_figures_and_texts_are_those_after_converting(here: Here, kind: str, convention: str) -> None:
+def test_figures_and_texts_are_those_after_converting(
+    here: Here, kind: str, convention: str
+) -> None:
     source = source_of(kind)
     before = {path: path.stat().st_mtime_ns for path in Path("source").rglob("*")}
     here(f"convert {source} converted {TEXT}")
@@ -54,17 +61,24 @@ def test_figures_and_texts_are_those_after_converting(here: Here, kind: str, con
     for place, known in (("converted", ""), (source, "--dataset text")):
         how = f"{TEXT} --convention {convention} --batch_size 2 --mem_len 3 8"
         rows.append([row["nats"] for row in here.rows(f"eval --work_dir {place} {how}")])
-        said.append(here(f"generate --work_dir {place} {known} --length 20 --prompt 'w3 w4' --raw").out)
+        said.append(
+            here(f"generate --work_dir {place} {known} --length 20 --prompt 'w3 w4' --raw").out
+        )
     assert len(rows[0]) == 4
     assert rows[0] == rows[1]
     assert said[0] == said[1]
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert txl.load(source, dataset="text").score("w3 w4").nats == txl.load("converted").score("w3 w4").nats
+    assert (
+        txl.load(source, dataset="text").score("w3 w4").nats
+        == txl.load("converted").score("w3 w4").nats
+    )
 
 
 def test_the_words_may_lie_elsewhere_and_a_training_may_start_there(here: Here) -> None:
     shutil.move(source_of("hf") / "vocab.txt", "words.txt")
-    assert "holds no vocabulary; put vocab.txt" in here.refused("eval --work_dir source --text words/test.txt")
+    assert "holds no vocabulary; put vocab.txt" in here.refused(
+        "eval --work_dir source --text words/test.txt"
+    )
     here("eval --work_dir source --text words/test.txt --vocabulary words.txt")
     flags = f"{TEXT} --work_dir tuned --max_step 1 --batch_size 2 --tgt_len 8 --sample_length 0 --vocabulary words.txt"
     assert "--vocabulary has no effect without --init_from" in here.refused(f"train {flags}")
@@ -72,22 +86,33 @@ def test_the_words_may_lie_elsewhere_and_a_training_may_start_there(here: Here) 
     assert txl.load("tuned").tokenizer.words == WORDS
 
 
-def test_what_the_2019_code_computes_otherwise_is_said_on_the_line_of_the_figure(here: Here) -> None:
+def test_what_the_2019_code_computes_otherwise_is_said_on_the_line_of_the_figure(
+    here: Here,
+) -> None:
     golden = Golden("attn3")
     Path("source").mkdir()
     save_original(Path("source/model.pt"), to_kimiyoung(golden.model()[0]), golden.config["model"])
-    write_words(Path("source"), [*WORDS[:2], *(f"w{i}" for i in range(golden.config["model"]["n_token"] - 2))])
+    write_words(
+        Path("source"),
+        [*WORDS[:2], *(f"w{i}" for i in range(golden.config["model"]["n_token"] - 2))],
+    )
     Path("words/train.txt").unlink()
-    result = here.result(f"eval --work_dir source {TEXT} --split test --convention original --mem_len 0 8")
+    result = here.result(
+        f"eval --work_dir source {TEXT} --split test --convention original --mem_len 0 8"
+    )
     said = "not the 2019 code's figure: its attn_type 3 adds positions to its memory again at each segment"
-    (line,) = [line for line in result["out"].splitlines() if line.startswith("| test") and said in line]
+    (line,) = [
+        line for line in result["out"].splitlines() if line.startswith("| test") and said in line
+    ]
     assert "mem_len     8" in line
     assert [row.get("unlike") for row in result["rows"]] == [None, said]
 
 
 @pytest.mark.parametrize("kind", ["original", "nvidia"])
 @pytest.mark.parametrize("name", ["xl_no_mem", "attn1"])
-def test_a_model_trained_without_a_memory_is_read_with_one(here: Here, kind: str, name: str) -> None:
+def test_a_model_trained_without_a_memory_is_read_with_one(
+    here: Here, kind: str, name: str
+) -> None:
     """Its file says mem_len 0, which same_length cannot be laid over alone."""
     golden = Golden(name)
     model, whole = golden.model()[0].float(), golden.config["model"]

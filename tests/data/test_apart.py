@@ -55,7 +55,9 @@ def test_a_process_answers_fails_and_is_started_again() -> None:
         assert again.call("double", 5, seconds=9) == 10
 
 
-def test_memory_and_time_are_bounded(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_time_are_bounded(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(processes, "MEMORY", 1 << 20)
     monkeypatch.setattr(processes, "_A_THREAD", 0)
     thing = Apart(Thing, "thing")
@@ -68,7 +70,8 @@ def test_memory_and_time_are_bounded(capfd: pytest.CaptureFixture[str], monkeypa
 
 def test_locks_and_pipes_of_the_parent_are_not_held_on(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w"):
-        assert Apart(Thing, "thing").call("descriptors", seconds=9) == 4  # three streams and the pipe
+        # three streams and the pipe
+        assert Apart(Thing, "thing").call("descriptors", seconds=9) == 4
 
 
 # tokenizers
@@ -89,23 +92,34 @@ def split(regex: str) -> dict[str, Any]:
 
 EXPLODES: dict[str, tuple[Callable[[], str], str]] = {
     "pattern": (lambda: rules(pre_tokenizer=split("(x+x+)+y")), "retry-limit-in-match over"),
-    "growth": (lambda: rules(normalizer=replace("x", "x" * 1000)), "makes [0-9]+ tokens of [0-9]+ bytes"),
+    "growth": (
+        lambda: rules(normalizer=replace("x", "x" * 1000)),
+        "makes [0-9]+ tokens of [0-9]+ bytes",
+    ),
     "ids": (
-        lambda: rules(model={"type": "BPE", "vocab": {"x": 2**32 - 1}, "merges": []}, added_tokens=[]),
+        lambda: rules(
+            model={"type": "BPE", "vocab": {"x": 2**32 - 1}, "merges": []}, added_tokens=[]
+        ),
         "its 1 tokens have ids up to 4294967295",
     ),
 }
 
 
 @pytest.mark.parametrize("name", EXPLODES)
-def test_a_tokenizer_that_explodes_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_tokenizer_that_explodes_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
     pytest.importorskip("tokenizers")
     content, why = EXPLODES[name]
     (tmp_path / "tokenizer.json").write_text(content())
     for split_name in ("train", "valid", "test"):
         (tmp_path / f"{split_name}.txt").write_text(f"{'x' * 300}\n")
-    config = DataConfig(data=str(tmp_path), dataset="bpe", tokenizer=str(tmp_path / "tokenizer.json"))
-    with pytest.raises(DataError, match=rf"tokenizer\.json: .*{why}.*; give another|tokenizer\.json: {why}") as refused:
+    config = DataConfig(
+        data=str(tmp_path), dataset="bpe", tokenizer=str(tmp_path / "tokenizer.json")
+    )
+    with pytest.raises(
+        DataError, match=rf"tokenizer\.json: .*{why}.*; give another|tokenizer\.json: {why}"
+    ) as refused:
         Corpus(config, needed=("train",))
     assert "\n" not in str(refused.value)
     assert capfd.readouterr().err == ""

@@ -48,7 +48,11 @@ def tarred(path: Path, member: str) -> None:
 @pytest.mark.parametrize(("kind", "write"), [("zip", zipped), ("tar", tarred)])
 @pytest.mark.parametrize("member", OUTSIDE)
 def test_a_member_that_leaves_its_place_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, write: Callable[[Path, str], None], member: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    write: Callable[[Path, str], None],
+    member: str,
 ) -> None:
     here = tmp_path / "a" / "b"
     here.mkdir(parents=True)
@@ -78,11 +82,17 @@ def test_a_list_of_copies_that_is_none_is_not_believed(
 
 
 @pytest.mark.parametrize("write", [zipped, tarred])
-def test_a_downloaded_archive_writes_into_its_folder_only(tmp_path: Path, write: Callable[[Path, str], None]) -> None:
+def test_a_downloaded_archive_writes_into_its_folder_only(
+    tmp_path: Path, write: Callable[[Path, str], None]
+) -> None:
     folder = tmp_path / "a" / "b" / "c"
     folder.mkdir(parents=True)
     write(folder / "set.zip", "../../../notes.md")
-    wanted = DataSet("", (Remote("set.zip", []),), {"train.txt": "", "notes.md": ""}, lambda name: (name,))
-    with pytest.raises(DataError, match=r"set\.zip: the name '\.\./\.\./\.\./notes\.md' leads out of its folder"):
+    wanted = DataSet(
+        "", (Remote("set.zip", []),), {"train.txt": "", "notes.md": ""}, lambda name: (name,)
+    )
+    with pytest.raises(
+        DataError, match=r"set\.zip: the name '\.\./\.\./\.\./notes\.md' leads out of its folder"
+    ):
         download(wanted, folder)
     assert not (tmp_path / "notes.md").exists()

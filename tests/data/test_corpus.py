@@ -39,7 +39,9 @@ def words(corpus: Corpus, split: str) -> str:
     return " ".join(corpus.vocab.decode(corpus.split(split)))
 
 
-def test_what_is_no_word_of_the_vocabulary_is_noticed_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_word_of_the_vocabulary_is_noticed_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / "valid.txt").write_text("a nowhere <unk> b\n")
     (folder / "test.txt").write_text("a <eos> b\n")
     corpus = open_text(folder)
@@ -72,7 +74,10 @@ def test_which_splits_the_words_are_counted_of(folder: Path) -> None:
 def test_limits_of_the_vocabulary_hold_for_data_sets_of_words(folder: Path) -> None:
     """Then they have an `<unk>`, whether or not the text has one."""
     for limits in ({"max_size": 2}, {"min_freq": 2}):
-        assert words(open_text(folder, dataset="wt103", **limits), "train") == "a b <unk> <eos> <eos> a b <unk> <eos>"
+        assert (
+            words(open_text(folder, dataset="wt103", **limits), "train")
+            == "a b <unk> <eos> <eos> a b <unk> <eos>"
+        )
     (folder / "train.txt").write_text("a a b\n")
     assert words(open_text(folder, dataset="wt103", max_size=1), "train") == "a a <unk> <eos>"
     assert open_text(folder, dataset="wt103").vocab.words == ["<eos>", "a", "b"]
@@ -106,12 +111,16 @@ def test_another_text_or_vocabulary_has_another_store(folder: Path) -> None:
     open_text(folder).split("valid")
     before, stamp = stores(folder), (folder / "valid.txt").stat()
     (folder / "valid.txt").write_text(TEXT.replace("c", "b"))
-    os.utime(folder / "valid.txt", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # same size, same time, other text
+    # same size, same time, other text
+    os.utime(folder / "valid.txt", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert words(open_text(folder), "valid") == "a b b <eos> <eos> a b <unk> <eos>"
     (folder / "valid.txt").write_text(TEXT)
     assert words(open_text(folder), "valid") == "a b c <eos> <eos> a b <unk> <eos>"
     assert len(stores(folder) - before) == 1
-    assert words(open_text(folder, max_size=1), "valid") == "a <unk> <unk> <eos> <eos> a <unk> <unk> <eos>"
+    assert (
+        words(open_text(folder, max_size=1), "valid")
+        == "a <unk> <unk> <eos> <eos> a <unk> <unk> <eos>"
+    )
     (folder / "train.txt").write_text("c c c b b\n")
     assert words(open_text(folder), "valid") == "<unk> b c <eos> <eos> <unk> b <unk> <eos>"
 
@@ -123,11 +132,16 @@ def test_two_folders_share_a_cache(tmp_path: Path) -> None:
         for split in ("train", "valid"):
             (tmp_path / name / f"{split}.txt").write_text(f"{name} {split}\n")
         before = set(cache.rglob("*"))
-        assert words(open_text(tmp_path / name, cache_dir=str(cache)), "valid") == f"{name} <unk> <eos>"
+        assert (
+            words(open_text(tmp_path / name, cache_dir=str(cache)), "valid")
+            == f"{name} <unk> <eos>"
+        )
     assert set(cache.rglob("*")) == before
 
 
-@pytest.mark.parametrize("file", ["ids.bin", "documents.bin", "sizes.bin", "places.bin", "store.json", "vocabulary"])
+@pytest.mark.parametrize(
+    "file", ["ids.bin", "documents.bin", "sizes.bin", "places.bin", "store.json", "vocabulary"]
+)
 def test_what_is_damaged_is_made_anew(folder: Path, file: str) -> None:
     corpus = open_text(folder)
     before, sizes = words(corpus, "valid"), corpus.sizes("valid")["bytes"].tolist()
@@ -157,7 +171,9 @@ def sign(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the record of a store, which keeps its digests."""
     record = json.loads((store / "store.json").read_text())
     record.pop("digest")
-    record["sha256"] = {name: hashlib.sha256((store / name).read_bytes()).hexdigest() for name in record["sha256"]}
+    record["sha256"] = {
+        name: hashlib.sha256((store / name).read_bytes()).hexdigest() for name in record["sha256"]
+    }
     change(record)
     digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
     (store / "store.json").write_text(json.dumps({**record, "digest": digest}))
@@ -177,7 +193,12 @@ def test_a_record_that_was_changed_on_purpose_is_not_believed(folder: Path) -> N
 
 NUMBERS = {
     "ids.bin": [np.array([60000, 1], np.uint16).tobytes(), b"123"],
-    "documents.bin": [np.array([0, 10**12]).tobytes(), np.array([5, 2]).tobytes(), np.array([-1]).tobytes(), b"123"],
+    "documents.bin": [
+        np.array([0, 10**12]).tobytes(),
+        np.array([5, 2]).tobytes(),
+        np.array([-1]).tobytes(),
+        b"123",
+    ],
     "places.bin": [b"123"],
     "sizes.bin": [bytes(16), b"123"],
 }
@@ -205,10 +226,14 @@ def test_a_vocabulary_that_was_changed_on_purpose_is_not_believed(folder: Path) 
     assert words(open_text(folder), "valid") == before
 
 
-def test_a_text_is_hashed_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_hashed_once_until_it_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, digest = [], hashlib.file_digest
     monkeypatch.setattr(
-        hashlib, "file_digest", lambda file, name: asked.append(Path(file.name).name) or digest(file, name)
+        hashlib,
+        "file_digest",
+        lambda file, name: asked.append(Path(file.name).name) or digest(file, name),
     )
     for split in ("train", "valid"):
         os.utime(folder / f"{split}.txt", (1, 1))  # a file that changed just now is not remembered
@@ -239,7 +264,9 @@ def test_a_store_that_was_looked_at_is_looked_at_again_when_it_changes(folder: P
 # writes that do not end
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(folder: Path) -> None:
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(
+    folder: Path,
+) -> None:
     killed, others = (folder / "txl-cache" / name for name in (".txl-draft.killed", ".tmp.1.model"))
     for left in (killed, others):
         left.mkdir(parents=True)
@@ -254,7 +281,9 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
             assert (left.exists(), living.exists()) == (False, True)
 
 
-def test_a_write_that_a_signal_ends_or_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_a_signal_ends_or_that_fails_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(SystemExit, match="143"), written_whole(folder / "file"):
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -280,7 +309,9 @@ def test_a_text_that_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.M
 
     (folder / "train.txt").write_text("changed\n")
     monkeypatch.setattr(hashlib, "file_digest", forbidden)
-    with pytest.raises(DataError, match=r"train\.txt: cannot be read \(Permission denied\); give a text"):
+    with pytest.raises(
+        DataError, match=r"train\.txt: cannot be read \(Permission denied\); give a text"
+    ):
         open_text(folder)
 
 
@@ -324,15 +355,22 @@ def test_a_text_that_changes_while_it_is_read_leaves_nothing(
             yield piece
 
     monkeypatch.setattr(AnyFiles, "pieces", changing)
-    with pytest.raises(DataError, match=r"train\.txt.*: has changed while it was read; start again"):
+    with pytest.raises(
+        DataError, match=r"train\.txt.*: has changed while it was read; start again"
+    ):
         open_text(folder, dataset=dataset).split("train")
     assert not list((folder / "txl-cache").glob(f"{dataset}-*"))
     text = TEXT if change == "there and back" else changed
-    assert open_text(folder, dataset=dataset).fingerprint("train") == hashlib.sha256(text.encode()).hexdigest()
+    assert (
+        open_text(folder, dataset=dataset).fingerprint("train")
+        == hashlib.sha256(text.encode()).hexdigest()
+    )
 
 
 @pytest.mark.parametrize("read", [b"a \xff\n", b"a b new\n"])
-def test_a_fault_that_is_gone_when_it_is_looked_for(folder: Path, monkeypatch: pytest.MonkeyPatch, read: bytes) -> None:
+def test_a_fault_that_is_gone_when_it_is_looked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, read: bytes
+) -> None:
     """Such as of a text that is copied to its place while it is read."""
     valid = folder / "valid.txt"
 
@@ -358,7 +396,9 @@ def test_what_is_known_of_a_young_file_is_found_again(tmp_path: Path) -> None:
     path.write_text("abc")
     checks, stat, state = Checks(tmp_path / "txl-cache"), Path.stat, path.stat()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "stat", lambda asked, **how: state if asked == path else stat(asked, **how))
+        patch.setattr(
+            Path, "stat", lambda asked, **how: state if asked == path else stat(asked, **how)
+        )
         patch.setattr(time, "time_ns", lambda: state.st_mtime_ns)
         before = checks.digest(path)
         path.write_text("abd")

@@ -47,7 +47,9 @@ def test_a_data_set_from_elsewhere_is_read_and_its_vocabulary_kept(
 ) -> None:
     monkeypatch.setitem(DATA_SETS, "table", TABLE)
     (tmp_path / "table.csv").write_text('split,text\ntrain,a b a\nvalid,a c\ntrain,"b, a"\n')
-    config = DataConfig(**read_flags(["--dataset", "table", "--data", str(tmp_path)], DataConfig, description=""))
+    config = DataConfig(
+        **read_flags(["--dataset", "table", "--data", str(tmp_path)], DataConfig, description="")
+    )
     corpus = Corpus(config)
     assert corpus.vocab.words == [EOS, UNK, "a", "b", "b,"]
     assert corpus.split("train").tolist() == [2, 3, 2, 0, 4, 2, 0]
@@ -56,8 +58,12 @@ def test_a_data_set_from_elsewhere_is_read_and_its_vocabulary_kept(
     assert tokenizer_of("table", corpus.vocab.files().__getitem__).words == corpus.vocab.words
 
 
-def test_a_data_set_that_is_not_there_is_named_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"^--dataset table: no such choice; there are wt103, wt2, .*, ids$"):
+def test_a_data_set_that_is_not_there_is_named_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(
+        DataError, match=r"^--dataset table: no such choice; there are wt103, wt2, .*, ids$"
+    ):
         DataConfig(dataset="table")
     monkeypatch.setitem(DATA_SETS, "table", TABLE)
     assert DataConfig(dataset="table").dataset == "table"
@@ -72,7 +78,14 @@ def test_only_the_data_set_that_is_read_is_imported() -> None:
         "DATA_SETS['text']\n"
         "print(json.dumps(sorted(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     modules = json.loads(done.stdout)
     assert "txl.data_utils.words" in modules
-    assert {"torch", "txl.data_utils.lm1b", "txl.data_utils.subwords", "txl.data_utils.pydoc"}.isdisjoint(modules)
+    assert {
+        "torch",
+        "txl.data_utils.lm1b",
+        "txl.data_utils.subwords",
+        "txl.data_utils.pydoc",
+    }.isdisjoint(modules)

@@ -56,7 +56,9 @@ def write_zip(path: Path) -> None:
 
 def zstd_of_long_window(text: bytes) -> bytes:
     """As `zstd --long=28` writes it, which readers refuse unless they are told."""
-    compressor = zstd_library.ZstdCompressor(options={zstd_library.CompressionParameter.window_log: 28})
+    compressor = zstd_library.ZstdCompressor(
+        options={zstd_library.CompressionParameter.window_log: 28}
+    )
     return compressor.compress(text) + compressor.flush()
 
 
@@ -124,7 +126,9 @@ def test_a_text_of_few_documents_has_all_splits_and_one_of_fewer_is_refused(tmp_
     corpus = open_any(tmp_path, held_out=0.001)
     assert [len(documents(corpus, split)) for split in ("train", "valid", "test")] == [2, 1, 1]
     (tmp_path / "my.txt").write_text("one\n\ntwo\n")
-    with pytest.raises(DataError, match=r"my\.txt: the text has 2 document\(s\), found by blank.*--documents"):
+    with pytest.raises(
+        DataError, match=r"my\.txt: the text has 2 document\(s\), found by blank.*--documents"
+    ):
         open_any(tmp_path)
 
 
@@ -137,7 +141,9 @@ RULES = {
 
 
 @pytest.mark.parametrize(("text", "rule", "n"), RULES.values(), ids=RULES)
-def test_the_rule_is_found_and_documents_make_up_the_text(tmp_path: Path, text: str, rule: str, n: int) -> None:
+def test_the_rule_is_found_and_documents_make_up_the_text(
+    tmp_path: Path, text: str, rule: str, n: int
+) -> None:
     path = tmp_path / "my.txt"
     path.write_text(text)
     assert rule_of([path], lambda path: signs_of(path, ""))[0] == rule
@@ -147,7 +153,9 @@ def test_the_rule_is_found_and_documents_make_up_the_text(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize(("text", "rule", "n"), RULES.values(), ids=RULES)
-def test_the_documents_of_a_text_in_memory_are_those_of_its_file(tmp_path: Path, text: str, rule: str, n: int) -> None:
+def test_the_documents_of_a_text_in_memory_are_those_of_its_file(
+    tmp_path: Path, text: str, rule: str, n: int
+) -> None:
     found, by = documents_of(text, "auto")
     assert ("".join(found), by) == (text, rule)
     (tmp_path / "a.txt").write_text(text)
@@ -163,7 +171,9 @@ def test_rows_with_headings_are_documents_or_lines(tmp_path: Path, rows: str) ->
     texts = articles if rows == "documents" else "".join(articles).splitlines(keepends=True)
     (tmp_path / "my.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     corpus = open_any(tmp_path)
-    assert corpus.note.startswith("documents by row" if rows == "documents" else "documents by heading")
+    assert corpus.note.startswith(
+        "documents by row" if rows == "documents" else "documents by heading"
+    )
     for one in (corpus, open_any(tmp_path, documents="heading")):
         assert len(documents(one)) == 6
 
@@ -181,38 +191,94 @@ ZSTD = zstd("".join(f"{i * i}\n" for i in range(9999)).encode())
 BAD: dict[str, tuple[str, bytes, str]] = {
     "not UTF-8": ("a.txt", b"fine\ncaf\xe9\n", r"a\.txt, line 2: not UTF-8"),
     "NUL": ("a.txt", b"fine\n\nb\0c\n", r"a\.txt, line 3: .*NUL"),
-    "UTF-16": ("a.txt", "text\n".encode("utf-16"), r"a\.txt, line 1: not UTF-8 but UTF-16; .*iconv -f utf-16 -t"),
-    "cut gzip": ("a.txt.gz", gzip.compress(b"a\n" * 9999)[:-9], r"a\.txt\.gz: damaged .*bring the file again"),
+    "UTF-16": (
+        "a.txt",
+        "text\n".encode("utf-16"),
+        r"a\.txt, line 1: not UTF-8 but UTF-16; .*iconv -f utf-16 -t",
+    ),
+    "cut gzip": (
+        "a.txt.gz",
+        gzip.compress(b"a\n" * 9999)[:-9],
+        r"a\.txt\.gz: damaged .*bring the file again",
+    ),
     "no gzip": ("a.txt.gz", b"text", r"a\.txt\.gz: damaged"),
     "no zip": ("a.txt.zip", b"text", r"a\.txt\.zip: damaged"),
     "no bzip2": ("a.txt.bz2", b"text", r"a\.txt\.bz2: damaged"),
     "cut xz": ("a.txt.xz", lzma.compress(b"a\n" * 9999)[:-9], r"a\.txt\.xz: damaged"),
     "cut zstd": ("a.txt.zst", ZSTD[:-9], r"a\.txt\.zst: damaged .*bring the file again"),
-    "cut zstd, second frame": ("a.txt.zst", ZSTD + ZSTD[:20], r"a\.txt\.zst: damaged .*bring the file again"),
+    "cut zstd, second frame": (
+        "a.txt.zst",
+        ZSTD + ZSTD[:20],
+        r"a\.txt\.zst: damaged .*bring the file again",
+    ),
     "no JSON": ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2: no JSON"),
-    "no field": ("a.jsonl", jsonl("body"), r"a\.jsonl, line 1: no field 'text', there is id, body; .*--text_field"),
+    "no field": (
+        "a.jsonl",
+        jsonl("body"),
+        r"a\.jsonl, line 1: no field 'text', there is id, body; .*--text_field",
+    ),
     "no text": ("a.jsonl", b'{"text": 7}\n', r"a\.jsonl, row 1: the field 'text' holds no text"),
-    "half a character": ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, row 1: holds half of a surrogate pair"),
+    "half a character": (
+        "a.jsonl",
+        b'{"text": "\\ud800"}\n',
+        r"a\.jsonl, row 1: holds half of a surrogate pair",
+    ),
     "NUL in a string": (
         "a.jsonl",
         b'{"text": "a\\u0000"}\n' * 9,
         r"a\.jsonl, row 1: holds a NUL .*out of the string$",
     ),
-    "latin1 in JSON": ("a.jsonl", b'{"text": "caf\xe9"}\n', r"a\.jsonl, line 1: not UTF-8 .*iconv -f latin1"),
-    "a JSON array": ("a.jsonl", b'[{"text": "a"}]\n', r"a\.jsonl: holds a JSON array; .*jq -c '\.\[\]' a\.jsonl"),
-    "a JSON array, indented": ("a.json", b'[\n  {"text": "a"}\n]\n', r"a\.json: holds a JSON array; .* > new\.jsonl,"),
-    "UTF-16LE": ("a.txt", "text of some words\n".encode("utf-16-le"), r"line 1: not UTF-8 but UTF-16LE; .*-f utf-16le"),
-    "UTF-16BE": ("a.txt", "text of some words\n".encode("utf-16-be"), r"line 1: not UTF-8 but UTF-16BE; .*-f utf-16be"),
-    "UTF-32": ("a.txt", "text\n".encode("utf-32"), r"line 1: not UTF-8 but UTF-32; .*iconv -f utf-32 "),
+    "latin1 in JSON": (
+        "a.jsonl",
+        b'{"text": "caf\xe9"}\n',
+        r"a\.jsonl, line 1: not UTF-8 .*iconv -f latin1",
+    ),
+    "a JSON array": (
+        "a.jsonl",
+        b'[{"text": "a"}]\n',
+        r"a\.jsonl: holds a JSON array; .*jq -c '\.\[\]' a\.jsonl",
+    ),
+    "a JSON array, indented": (
+        "a.json",
+        b'[\n  {"text": "a"}\n]\n',
+        r"a\.json: holds a JSON array; .* > new\.jsonl,",
+    ),
+    "UTF-16LE": (
+        "a.txt",
+        "text of some words\n".encode("utf-16-le"),
+        r"line 1: not UTF-8 but UTF-16LE; .*-f utf-16le",
+    ),
+    "UTF-16BE": (
+        "a.txt",
+        "text of some words\n".encode("utf-16-be"),
+        r"line 1: not UTF-8 but UTF-16BE; .*-f utf-16be",
+    ),
+    "UTF-32": (
+        "a.txt",
+        "text\n".encode("utf-32"),
+        r"line 1: not UTF-8 but UTF-32; .*iconv -f utf-32 ",
+    ),
     "UTF-16 as latin1": (
         "a.txt",
         "text\n".encode("utf-16").decode("latin1").encode(),
         r"line 1: not UTF-8: it was UTF-16 and has been converted as if it were Latin-1; bring the original",
     ),
-    "GB18030": ("a.txt", "\u6211\u4eec\u8d70\u3002 the text\n".encode("gb18030"), r"-f ENCODING .*\(gb18030, .*\)$"),
+    "GB18030": (
+        "a.txt",
+        "\u6211\u4eec\u8d70\u3002 the text\n".encode("gb18030"),
+        r"-f ENCODING .*\(gb18030, .*\)$",
+    ),
     "Shift-JIS": ("a.txt", "\u6771\u4eac\u30bd\u9078\n".encode("shift_jis"), r"iconv -f ENCODING"),
-    "Russian": ("a.txt", "the \u0442\u0435\u043a\u0441\u0442\n".encode("koi8-r"), r"iconv -f ENCODING"),
-    "French": ("a.txt", "un \u00e9t\u00e9 \u00e0 No\u00ebl\n".encode("latin1"), r"iconv -f latin1 -t utf-8$"),
+    "Russian": (
+        "a.txt",
+        "the \u0442\u0435\u043a\u0441\u0442\n".encode("koi8-r"),
+        r"iconv -f ENCODING",
+    ),
+    "French": (
+        "a.txt",
+        "un \u00e9t\u00e9 \u00e0 No\u00ebl\n".encode("latin1"),
+        r"iconv -f latin1 -t utf-8$",
+    ),
     "no parquet": ("a.parquet", b"PAR1 no", r"a\.parquet: damaged"),
     "nothing": ("a.pdf", b"", r"no files of text \(\.txt .*--data"),
     "empty": ("a.txt", b"", r"a\.txt: the text has 0 document"),
@@ -220,28 +286,40 @@ BAD: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD)
-def test_what_is_no_text_is_refused_by_name_and_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    pytest.importorskip({".parquet": "pyarrow", ".zst": "backports.zstd"}.get(Path(name).suffix, "json"))
+def test_what_is_no_text_is_refused_by_name_and_line(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    pytest.importorskip(
+        {".parquet": "pyarrow", ".zst": "backports.zstd"}.get(Path(name).suffix, "json")
+    )
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         open_any(tmp_path)
     assert not list(tmp_path.rglob("store.json"))
 
 
-def test_a_column_or_a_library_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_or_a_library_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, library in {"a.txt.zst": "backports.zstd", "a.parquet": "pyarrow"}.items():
         (tmp_path / name).write_bytes(b"")
         with monkeypatch.context() as patch:
             for module in (library, "compression.zstd"):
                 patch.setitem(sys.modules, module, None)
-            with pytest.raises(DataError, match=rf"{name}: reading .* needs {library}: pip install"):
+            with pytest.raises(
+                DataError, match=rf"{name}: reading .* needs {library}: pip install"
+            ):
                 open_any(tmp_path / name)
     write_parquet(tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: no column 'body', there is text; name it with --text_field"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet: no column 'body', there is text; name it with --text_field"
+    ):
         open_any(tmp_path / "a.parquet", text_field="body")
 
 
-def test_an_empty_shard_is_left_out_with_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_shard_is_left_out_with_a_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "0.txt").write_bytes(b"")
     (tmp_path / "1.txt").write_bytes(blank())
     assert open_any(tmp_path).note.startswith("documents by blank (there are blank lines)")
@@ -254,13 +332,23 @@ def test_mixed_line_ends_and_a_byte_order_mark_are_no_words(tmp_path: Path) -> N
 
 
 @settings(max_examples=4)
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30), min_size=1, max_size=8))
-def test_a_documents_ids_do_not_depend_on_its_shard(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_a_documents_ids_do_not_depend_on_its_shard(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
     """Also: documents begin where the corpus says, and decode gives the tokens of the text."""
     folder = tmp_path_factory.mktemp("text")
     texts = [f"{i} {text}" for i, text in enumerate(texts)] + TEXTS[:3]
     for split, order in {"train": texts, "valid": texts[::-1], "test": texts}.items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in order))
+        (folder / f"{split}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in order)
+        )
     for dataset in ("text", "characters", "bytes"):
         corpus = open_any(folder, dataset=dataset, documents="row")
         found = {}
@@ -270,7 +358,9 @@ def test_a_documents_ids_do_not_depend_on_its_shard(tmp_path_factory: pytest.Tem
         assert found["train"] == found["valid"][::-1]
         if dataset == "text":
             words = [corpus.vocab.decode(ids) for ids in found["train"]]
-            assert [[w for w in part if w != "<eos>"] for part in words] == [text.split() for text in texts]
+            assert [[w for w in part if w != "<eos>"] for part in words] == [
+                text.split() for text in texts
+            ]
 
 
 # documents dealt to splits
@@ -279,10 +369,15 @@ def test_a_documents_ids_do_not_depend_on_its_shard(tmp_path_factory: pytest.Tem
 def test_white_space_around_a_document_does_not_decide_where_it_goes(tmp_path: Path) -> None:
     """Equal paragraphs with other blank lines, line ends and trailing spaces stay together."""
     ways = ["\n", "\n\n\n", "\r\n \r\n", " \n\n"]
-    texts = [text.replace("\n", "\r\n" if "\r" in end else "\n") + end for end in ways for text in TEXTS]
+    texts = [
+        text.replace("\n", "\r\n" if "\r" in end else "\n") + end for end in ways for text in TEXTS
+    ]
     (tmp_path / "my.txt").write_bytes("".join(texts).encode())
     corpus = open_any(tmp_path, documents="blank")
-    found = {split: {" ".join(text.split()) for text in documents(corpus, split)} for split in ("train", "valid")}
+    found = {
+        split: {" ".join(text.split()) for text in documents(corpus, split)}
+        for split in ("train", "valid")
+    }
     assert len(documents(corpus, "valid")) % len(ways) == 0 < len(found["valid"])
     assert not found["train"] & found["valid"]
 
@@ -290,17 +385,24 @@ def test_white_space_around_a_document_does_not_decide_where_it_goes(tmp_path: P
 def test_documents_go_where_they_went_before(tmp_path: Path) -> None:
     """As version 0.2 dealt them, by the hash of their bytes."""
     (tmp_path / "my.txt").write_text("\n".join(TEXTS) + "\n")
-    places = [hashlib.blake2b(f"{text}\n".encode(), digest_size=8, key=b"0").digest() for text in TEXTS]
+    places = [
+        hashlib.blake2b(f"{text}\n".encode(), digest_size=8, key=b"0").digest() for text in TEXTS
+    ]
     expected = [int(int.from_bytes(place) / 2**64 / 0.1) for place in places]
     corpus = open_any(tmp_path)
     for i, split in enumerate(("valid", "test")):
-        assert documents(corpus, split) == [t.strip() for t, to in zip(TEXTS, expected, strict=True) if to == i]
+        assert documents(corpus, split) == [
+            t.strip() for t, to in zip(TEXTS, expected, strict=True) if to == i
+        ]
 
 
 def test_the_rule_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(TEXTS[:9]))  # without blank lines
     (tmp_path / "b.txt").write_bytes(blank())
-    one, two = (open_any(*(tmp_path / name for name in names)) for names in (["a.txt", "b.txt"], ["b.txt", "a.txt"]))
+    one, two = (
+        open_any(*(tmp_path / name for name in names))
+        for names in (["a.txt", "b.txt"], ["b.txt", "a.txt"])
+    )
     assert one.note == two.note
     assert one.note.startswith("documents by blank")
     for split in ("train", "valid", "test"):
@@ -311,8 +413,16 @@ def test_the_rule_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
 def test_documents_that_are_in_train_too_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str
 ) -> None:
-    for split, texts in {"train": TEXTS, "valid": [*TEXTS[:7], "new\n"], "test": ["other\n"]}.items():
-        content = "\n".join(texts) if suffix == "txt" else "".join(json.dumps({"text": t}) + "\n" for t in texts)
+    for split, texts in {
+        "train": TEXTS,
+        "valid": [*TEXTS[:7], "new\n"],
+        "test": ["other\n"],
+    }.items():
+        content = (
+            "\n".join(texts)
+            if suffix == "txt"
+            else "".join(json.dumps({"text": t}) + "\n" for t in texts)
+        )
         (tmp_path / f"{split}.{suffix}").write_text(content)
     corpus = open_any(tmp_path)
     for split in ("valid", "train", "test", "valid"):
@@ -346,7 +456,9 @@ def test_line_ends_of_one_split_alone_change_nothing(tmp_path: Path, dataset: st
         for name, line_end in {"train": "\n", "valid": end, "test": end}.items():
             text = "".join(TEXTS).replace("\n", line_end)
             (tmp_path / end.encode().hex() / f"{name}.txt").write_bytes(text.encode())
-    unix, *others = (open_any(folder, dataset=dataset, **size) for folder in sorted(tmp_path.iterdir()))
+    unix, *others = (
+        open_any(folder, dataset=dataset, **size) for folder in sorted(tmp_path.iterdir())
+    )
     for corpus in others:
         assert corpus.vocab.words == unix.vocab.words
         assert "\r" not in corpus.vocab.words
@@ -375,13 +487,17 @@ def joined(corpus: Corpus) -> bytes:
     return b"".join(corpus.documents("valid"))
 
 
-def test_stores_and_fingerprints_of_texts_with_one_line_end_are_those_of_before(tmp_path: Path) -> None:
+def test_stores_and_fingerprints_of_texts_with_one_line_end_are_those_of_before(
+    tmp_path: Path,
+) -> None:
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("a b\nc d\n\n")
     corpus = open_any(tmp_path, documents="blank")
     corpus.split("valid")
     assert corpus.fingerprint("valid") == hashlib.sha256(b"a b\nc d\n\n").hexdigest()
-    digest = name_of("text-valid", [[[corpus.fingerprint("valid")], STORED], corpus.vocab.fingerprint()])
+    digest = name_of(
+        "text-valid", [[[corpus.fingerprint("valid")], STORED], corpus.vocab.fingerprint()]
+    )
     assert (tmp_path / "txl-cache" / digest).is_dir()
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_bytes(b"a b\nc d\r\n\n")
@@ -399,7 +515,9 @@ LONG = "long words and more " * 40
 
 
 @pytest.mark.parametrize("dataset", ["text", "characters", "bytes", "bpe"])
-def test_many_pieces_are_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str) -> None:
+def test_many_pieces_are_one_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str
+) -> None:
     """Also of one line, and while its hash decides where it goes."""
     pytest.importorskip("tokenizers" if dataset == "bpe" else "json")
     small = (formats, "LONGEST", 64), (documents_module, "LONGEST", 64), (formats, "_BLOCK", 50)
@@ -416,13 +534,17 @@ def test_many_pieces_are_one_document(tmp_path: Path, monkeypatch: pytest.Monkey
     assert known == "".join(f"{text}\n" for text in documents(corpus, "train"))
 
 
-def test_one_long_line_is_tokenised_in_batches_as_short_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_long_line_is_tokenised_in_batches_as_short_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its pieces end before a space; a batch ends there too, and no word is cut."""
     monkeypatch.setattr(formats, "LONGEST", 64)
     line = b"some words " * 200 + b"\n"
     pieces = [Piece(part, ends=part.endswith(b"\n")) for part in formats.parts_of(line)]
     tagged = (Tagged("train", piece) for piece in pieces)
-    found = [batch.content for batch in batches(tagged, n_byte=128, cuts_words=False, by_file=False)]
+    found = [
+        batch.content for batch in batches(tagged, n_byte=128, cuts_words=False, by_file=False)
+    ]
     assert b"".join(found) == line
     assert max(map(len, found)) <= 128 + 64
     assert [word for content in found for word in content.split()] == line.split()

@@ -53,7 +53,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.end_headers()
         if how == "wrong":
             whole = whole[::-1]
-        same = self.headers.get("If-Range") in (None, *self.server.marks.values()) or how == "careless"
+        same = (
+            self.headers.get("If-Range") in (None, *self.server.marks.values()) or how == "careless"
+        )
         begin = int(wanted[6:-1]) if wanted and same and how != "no_range" else 0
         body = whole[begin:]
         if begin >= len(whole):
@@ -86,7 +88,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.delenv(name, raising=False)
     with Server(("127.0.0.1", 0), Handler) as server:
         server.asked, server.marks = [], {}
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield server
         server.shutdown()
 
@@ -110,7 +114,9 @@ RANGES: dict[str, list[str | None]] = {  # what is asked for
 
 
 @pytest.mark.parametrize("ways", RANGES)
-def test_the_whole_file_comes_however_the_server_behaves(tmp_path: Path, server: Server, ways: str) -> None:
+def test_the_whole_file_comes_however_the_server_behaves(
+    tmp_path: Path, server: Server, ways: str
+) -> None:
     assert load(remote(server, *ways.split()), tmp_path)
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
     assert [asked for _, asked in server.asked] == RANGES[ways]
@@ -119,7 +125,9 @@ def test_the_whole_file_comes_however_the_server_behaves(tmp_path: Path, server:
 
 
 @pytest.mark.slow
-def test_a_silent_server_is_asked_again(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_asked_again(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfer, "TIMEOUT_S", 0.4)
     monkeypatch.setattr(transfer, "TRIES", 1000)  # a machine may be busy for longer
     assert load(remote(server, "stalls"), tmp_path)
@@ -128,15 +136,21 @@ def test_a_silent_server_is_asked_again(tmp_path: Path, server: Server, monkeypa
     assert [asked for _, asked in server.asked][-1] is not None
 
 
-@pytest.mark.parametrize(("how", "reason"), [("wrong", "the file is another"), ("missing", "status 404")])
-def test_without_a_mirror_one_line_says_what_to_do(tmp_path: Path, server: Server, how: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "reason"), [("wrong", "the file is another"), ("missing", "status 404")]
+)
+def test_without_a_mirror_one_line_says_what_to_do(
+    tmp_path: Path, server: Server, how: str, reason: str
+) -> None:
     said = rf"file.bin: .*{reason}.*put it \(sha256:\w+\) into {re.escape(str(tmp_path))}"
     with pytest.raises(DataError, match=said):
         load(remote(server, how), tmp_path)
     assert not (tmp_path / "file.bin").exists()
 
 
-def test_what_does_not_go_on_from_the_beginning_that_is_there_is_thrown_away(tmp_path: Path, server: Server) -> None:
+def test_what_does_not_go_on_from_the_beginning_that_is_there_is_thrown_away(
+    tmp_path: Path, server: Server
+) -> None:
     for begun, ways in ((b"not the beginning", ["good"]), (CONTENT[:100], ["other_range", "good"])):
         (tmp_path / "file.bin").unlink(missing_ok=True)
         (tmp_path / "file.bin.part").write_bytes(begun)
@@ -150,19 +164,45 @@ DAY = "Mon, 01 Jan 2024 00:00:00 GMT"
 WITHOUT_DIGEST: dict[str, tuple[str, dict[str, str], bytes, str, list[str | None]]] = {
     # the way, what the server says of its content, the beginning that is there and its mark, what is asked for
     "cut": ("cut", {"ETag": '"1"'}, b"", "", [None, "bytes=51200-", "bytes=76800-"]),
-    "cut, of a date": ("cut", {"ETag": 'W/"1"', "Last-Modified": DAY}, b"", "", [None, "bytes=51200-", "bytes=76800-"]),
+    "cut, of a date": (
+        "cut",
+        {"ETag": 'W/"1"', "Last-Modified": DAY},
+        b"",
+        "",
+        [None, "bytes=51200-", "bytes=76800-"],
+    ),
     "cut, nothing is said": ("cut", {}, b"", "", [None, None, None]),
     "begun before": ("good", {"ETag": '"1"'}, CONTENT[:100], '"1"', ["bytes=100-"]),
     "begun, of other content": ("good", {"ETag": '"1"'}, b"another", '"0"', ["bytes=7-"]),
-    "the same, which the server does not see": ("careless", {"ETag": '"1"'}, b"another", '"0"', ["bytes=7-", None]),
+    "the same, which the server does not see": (
+        "careless",
+        {"ETag": '"1"'},
+        b"another",
+        '"0"',
+        ["bytes=7-", None],
+    ),
     "begun, of who knows what": ("good", {"ETag": '"1"'}, b"another", "", [None]),
-    "longer than the file": ("good", {"ETag": '"1"'}, CONTENT + b"and more", '"1"', ["bytes=102408-", None]),
+    "longer than the file": (
+        "good",
+        {"ETag": '"1"'},
+        CONTENT + b"and more",
+        '"1"',
+        ["bytes=102408-", None],
+    ),
 }
 
 
-@pytest.mark.parametrize(("how", "marks", "begun", "mark", "asked"), WITHOUT_DIGEST.values(), ids=WITHOUT_DIGEST)
+@pytest.mark.parametrize(
+    ("how", "marks", "begun", "mark", "asked"), WITHOUT_DIGEST.values(), ids=WITHOUT_DIGEST
+)
 def test_without_a_digest_only_a_beginning_of_the_same_content_is_gone_on_with(
-    tmp_path: Path, server: Server, how: str, marks: dict[str, str], begun: bytes, mark: str, asked: list[str | None]
+    tmp_path: Path,
+    server: Server,
+    how: str,
+    marks: dict[str, str],
+    begun: bytes,
+    mark: str,
+    asked: list[str | None],
 ) -> None:
     server.marks = marks
     for name, content in {"file.bin.part": begun, "file.bin.part.mark": mark.encode()}.items():
@@ -202,7 +242,10 @@ def tarred(files: dict[str, bytes]) -> bytes:
 BILLION = "1-billion-word-language-modeling-benchmark-r13output"
 SHUFFLED = "monolingual.tokenized.shuffled/news.en"
 IN_ARCHIVE = {  # members, and what they become
-    "wt2": ([f"wikitext-2/wiki.{s}.tokens" for s in ("train", "valid", "test")], ["test.txt", "train.txt"]),
+    "wt2": (
+        [f"wikitext-2/wiki.{s}.tokens" for s in ("train", "valid", "test")],
+        ["test.txt", "train.txt"],
+    ),
     "enwik8": (["enwik8"], ["enwik8"]),
     "lm1b": (
         [
@@ -218,7 +261,9 @@ IN_ARCHIVE = {  # members, and what they become
 def put_there(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> DataSet:
     """The archive of a data set, as a user puts it there, with nothing known of it."""
     known, members = SETS[name], IN_ARCHIVE[name][0]
-    content = (tarred if name == "lm1b" else zipped)({member: member.encode() for member in members})
+    content = (tarred if name == "lm1b" else zipped)(
+        {member: member.encode() for member in members}
+    )
     without = tuple(one._replace(digest="", urls=[]) for one in known.remotes)
     bare = known._replace(remotes=without, files=dict.fromkeys(known.files, ""))
     for one in bare.remotes:
@@ -228,7 +273,9 @@ def put_there(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> DataS
 
 
 @pytest.mark.parametrize("name", IN_ARCHIVE)
-def test_a_data_set_ends_up_where_the_scripts_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_data_set_ends_up_where_the_scripts_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     bare, files = put_there(tmp_path, monkeypatch, name), IN_ARCHIVE[name][1]
     assert download.main([name, "--out", str(tmp_path)]) == 0
     found = {path.name for path in tmp_path.rglob("*") if path.is_file()}
@@ -237,7 +284,9 @@ def test_a_data_set_ends_up_where_the_scripts_look(tmp_path: Path, monkeypatch: 
     assert download.main([name, "--out", str(tmp_path)]) == 0
 
 
-def test_a_file_that_is_there_is_not_unpacked_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_there_is_not_unpacked_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_there(tmp_path, monkeypatch, "lm1b")
     (tmp_path / "valid.txt").write_text("mine\n")
     assert download.main(["lm1b", "--out", str(tmp_path)]) == 0
@@ -246,7 +295,10 @@ def test_a_file_that_is_there_is_not_unpacked_over(tmp_path: Path, monkeypatch: 
 
 
 def test_a_mirror_of_ones_own_is_asked_first(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     server.content = zipped({"text8": b"a b c"})
     digest = f"sha256:{hashlib.sha256(server.content).hexdigest()}"
@@ -263,12 +315,20 @@ def test_a_mirror_of_ones_own_is_asked_first(
     assert line.endswith(f"put it ({digest}) into {tmp_path / 'other'} and start again")
 
 
-def test_the_hubs_parquet_files_give_the_published_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hubs_parquet_files_give_the_published_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = [" \n", " = Title = \n", " \n", " Ünï <unk> text . \n"]
     rows = ["" if line == " \n" else line for line in lines]
 
     def read(path: Path, *_: str) -> Iterator[tuple[int, str]]:
-        return enumerate(rows[:2] if "00000-of-00002" in path.name else rows[2:] if "of-00002" in path.name else rows)
+        return enumerate(
+            rows[:2]
+            if "00000-of-00002" in path.name
+            else rows[2:]
+            if "of-00002" in path.name
+            else rows
+        )
 
     monkeypatch.setattr(download, "_fetcher", lambda: Path)
     monkeypatch.setattr(download, "parquet_rows", read)
@@ -281,7 +341,9 @@ def test_the_hubs_parquet_files_give_the_published_bytes(tmp_path: Path, monkeyp
     assert download.download(wanted, tmp_path / "out")
     assert (tmp_path / "out" / "train.txt").read_bytes() == text
     other = partial(fallback, {**known, "test": "lines:5"})
-    with pytest.raises(DataError, match=r"the hub: .* its test split is not .*x.zip: cannot be loaded"):
+    with pytest.raises(
+        DataError, match=r"the hub: .* its test split is not .*x.zip: cannot be loaded"
+    ):
         download.download(wanted._replace(fallback=other), tmp_path / "other")
     assert list((tmp_path / "other").iterdir()) == []
 
@@ -293,7 +355,9 @@ def test_without_the_libraries_of_the_hub_they_are_named(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["enwik8", "wt103", "ptb"])
-def test_what_is_there_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_what_is_there_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     for file in SETS[name].files:
         (tmp_path / file).write_bytes(b"cut\n")
     assert download.main([name, "--out", str(tmp_path)]) == 2
@@ -302,5 +366,7 @@ def test_what_is_there_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_every_data_set_has_a_checksum_or_says_why_not() -> None:
-    bare = {(name, one.name) for name, known in SETS.items() for one in known.remotes if not one.digest}
+    bare = {
+        (name, one.name) for name, known in SETS.items() for one in known.remotes if not one.digest
+    }
     assert bare == {("lm1b", "1b_word_vocab.txt")}  # none is published

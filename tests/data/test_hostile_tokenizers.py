@@ -19,7 +19,9 @@ def written(folder: Path, text: str, **parts: object) -> DataConfig:
     plain.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    plain.train_from_iterator([text], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    plain.train_from_iterator(
+        [text], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+    )
     (folder / "tokenizer.json").write_text(json.dumps(json.loads(plain.to_str()) | parts))
     for split in ("train", "valid", "test"):
         (folder / f"{split}.txt").write_text(text)
@@ -31,21 +33,34 @@ def multiplying(times: int) -> dict[str, object]:
     return {"type": "Sequence", "normalizers": [one] * times}
 
 
-def test_a_rule_that_multiplies_the_text_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_multiplies_the_text_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the memory is full: at so many tokens a byte, or where the process may not grow."""
     monkeypatch.setattr(processes, "MEMORY", 1 << 28)
     monkeypatch.setattr(subwords, "_SECONDS", 10**6)  # however slow the machine is, memory ends it
     for times in (2, 8):
         config = written(tmp_path, "a" * 100 + "\n", normalizer=multiplying(times))
-        with pytest.raises(DataError, match=r"^tokenizer\.json: (makes \d+ tokens of|takes more than 256 MiB)"):
+        with pytest.raises(
+            DataError, match=r"^tokenizer\.json: (makes \d+ tokens of|takes more than 256 MiB)"
+        ):
             Corpus(config).split("train")
 
 
-def test_a_pattern_that_explodes_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_that_explodes_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(subwords, "_SECONDS", 1)
-    pattern = {"type": "Split", "pattern": {"Regex": "(a|aa)+[^a\\n]"}, "behavior": "Isolated", "invert": False}
+    pattern = {
+        "type": "Split",
+        "pattern": {"Regex": "(a|aa)+[^a\\n]"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     config = written(tmp_path, "a" * 5000 + "\n", pre_tokenizer=pattern)
-    with pytest.raises(DataError, match=r"^tokenizer\.json: .*; give another, or another text$") as refused:
+    with pytest.raises(
+        DataError, match=r"^tokenizer\.json: .*; give another, or another text$"
+    ) as refused:
         Corpus(config).split("train")
     assert "\n" not in str(refused.value)
 

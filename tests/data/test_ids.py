@@ -25,7 +25,9 @@ def opened(folder: Path, ids: np.ndarray, dtype: str, *, head: bytes = b"", **fl
 
 
 @pytest.mark.parametrize("n_token", [65, 50257, 128256])
-@pytest.mark.parametrize("dtype", ["int32", "int64", "int32_be", "int64_be", "float32", "float64", "uint16_be"])
+@pytest.mark.parametrize(
+    "dtype", ["int32", "int64", "int32_be", "int64_be", "float32", "float64", "uint16_be"]
+)
 def test_ids_of_another_width_are_refused_and_the_type_is_named(
     tmp_path: Path, dtype: str, n_token: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,7 +39,10 @@ def test_ids_of_another_width_are_refused_and_the_type_is_named(
         with pytest.raises(DataError, match=rf"\.bin: its numbers are {dtype}"):
             opened(tmp_path, ids, TYPES.get(dtype, dtype), **flags).split("train")
     if dtype in TYPES:
-        assert opened(tmp_path, ids, TYPES[dtype], ids_dtype=dtype).split("valid").tolist() == ids.tolist()
+        assert (
+            opened(tmp_path, ids, TYPES[dtype], ids_dtype=dtype).split("valid").tolist()
+            == ids.tolist()
+        )
 
 
 def test_ids_as_nanogpt_writes_them_are_read_whatever_they_are(
@@ -46,7 +51,9 @@ def test_ids_as_nanogpt_writes_them_are_read_whatever_they_are(
     for ids in (FEW, MANY, FEW + 2000, FEW * 0, np.arange(15) % 2):
         assert opened(tmp_path, ids, "<u2").split("train").tolist() == ids.tolist()
     alternating = np.arange(900) % 2
-    with pytest.raises(DataError, match=r"train\.bin: its numbers are int32.*or.*--ids_dtype uint16$"):
+    with pytest.raises(
+        DataError, match=r"train\.bin: its numbers are int32.*or.*--ids_dtype uint16$"
+    ):
         opened(tmp_path, alternating, "<u2")
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -73,13 +80,18 @@ def test_a_largest_id_far_above_the_number_of_distinct_ones_is_noticed(
 
 
 @pytest.mark.parametrize(("head", "dtype"), [((20240520, 1), "<u2"), ((20240801, 7), "<u4")])
-def test_files_of_llm_c_are_read_after_their_header(tmp_path: Path, head: tuple[int, int], dtype: str) -> None:
+def test_files_of_llm_c_are_read_after_their_header(
+    tmp_path: Path, head: tuple[int, int], dtype: str
+) -> None:
     header = np.zeros(256, "<i4")
     header[:3] = (*head, len(MANY))
     corpus = opened(tmp_path, MANY, dtype, head=header.tobytes())
     assert corpus.split("train").tolist() == MANY.tolist()
     assert len(corpus.vocab) == MANY.max() + 1
-    with pytest.raises(DataError, match=r"train\.bin: has .* bytes, not the 9000 ids of uint\d+ that its header names"):
+    with pytest.raises(
+        DataError,
+        match=r"train\.bin: has .* bytes, not the 9000 ids of uint\d+ that its header names",
+    ):
         opened(tmp_path, MANY[:-1], dtype, head=header.tobytes())
 
 
@@ -108,5 +120,7 @@ def test_an_index_of_fairseq_gives_its_sequences(tmp_path: Path) -> None:
     assert corpus.split("train").tolist() == joined.tolist()
     assert corpus.document_starts("train").tolist() == [0, 3]
     (tmp_path / "train.idx").write_bytes(b"TNTIDX\0\0" + bytes(40))
-    with pytest.raises(DataError, match=r"train\.idx: an index of fairseq's older kind.*--dataset-impl mmap"):
+    with pytest.raises(
+        DataError, match=r"train\.idx: an index of fairseq's older kind.*--dataset-impl mmap"
+    ):
         Corpus(config)

@@ -19,8 +19,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Writing it imports nothing."""
     folder, before = tmp_path_factory.mktemp("pydoc"), set(sys.modules)
     write_pydoc_corpus(folder)
-    assert not {name for name in set(sys.modules) - before if name.startswith(("pydoc_data", "tkinter", "turtle"))}
-    return {split: (folder / f"{split}.txt").read_text().splitlines() for split in ("train", "valid", "test")}
+    assert not {
+        name
+        for name in set(sys.modules) - before
+        if name.startswith(("pydoc_data", "tkinter", "turtle"))
+    }
+    return {
+        split: (folder / f"{split}.txt").read_text().splitlines()
+        for split in ("train", "valid", "test")
+    }
 
 
 def words(lines: list[str]) -> list[str]:
@@ -28,22 +35,30 @@ def words(lines: list[str]) -> list[str]:
 
 
 @long_test
-def test_it_is_large_enough_to_learn_from_and_most_words_are_known(corpus: dict[str, list[str]]) -> None:
+def test_it_is_large_enough_to_learn_from_and_most_words_are_known(
+    corpus: dict[str, list[str]],
+) -> None:
     counts = Counter(words(corpus["train"]))
     assert 200_000 < counts.total() < 500_000
     assert min(counts.values()) >= 3
     for split, lines in corpus.items():
         text = words(lines)
         assert text.count("<unk>") < 0.1 * len(text)
-        assert split == "train" or (5_000 < len(text) < 60_000 and all(word in counts for word in text))
+        assert split == "train" or (
+            5_000 < len(text) < 60_000 and all(word in counts for word in text)
+        )
 
 
 def test_no_document_is_in_two_splits(tmp_path: Path) -> None:
     for n in range(200):
         marked = f"A paragraph of marker{n} and more. " * 60
-        (tmp_path / f"module{n}.py").write_text(f'"""{marked}"""\n\n\ndef f():\n    """{marked}"""\n')
+        (tmp_path / f"module{n}.py").write_text(
+            f'"""{marked}"""\n\n\ndef f():\n    """{marked}"""\n'
+        )
     write_pydoc_corpus(tmp_path / "out", stdlib=tmp_path)
-    texts = [(tmp_path / "out" / f"{split}.txt").read_text() for split in ("train", "valid", "test")]
+    texts = [
+        (tmp_path / "out" / f"{split}.txt").read_text() for split in ("train", "valid", "test")
+    ]
     found = [[f" marker{n} " in text for text in texts] for n in range(200)]
     assert {sum(places) for places in found} <= {0, 1}  # a word of valid or test alone is <unk>
     assert sum(places[0] for places in found) > 150
@@ -61,6 +76,8 @@ def test_it_is_not_written_where_another_data_set_is_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"^--data data/wikitext-103: .*; name a folder .* --data data/pydoc$"):
+    with pytest.raises(
+        DataError, match=r"^--data data/wikitext-103: .*; name a folder .* --data data/pydoc$"
+    ):
         Corpus(DataConfig(dataset="pydoc"))
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,9 @@ TEXT = {
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[fsspec.AbstractFileSystem]:
+def elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[fsspec.AbstractFileSystem]:
     """fsspec's file system in the memory, with a text."""
     monkeypatch.chdir(tmp_path)
     system = fsspec.filesystem("memory")
@@ -38,12 +40,18 @@ def test_a_folder_is_read_as_its_copy_would_be(elsewhere: fsspec.AbstractFileSys
     assert corpus.vocab.decode(corpus.split("train")) == ["one", "two", "<eos>", "three", "<eos>"]
     assert corpus.vocab.decode(corpus.split("test")) == ["one", "<eos>"]
     assert corpus.config.data == "memory://corpus"  # what a checkpoint says
-    copied = {str(path.relative_to("data/memory")) for path in Path("data/memory").rglob("*.*") if path.is_file()}
+    copied = {
+        str(path.relative_to("data/memory"))
+        for path in Path("data/memory").rglob("*.*")
+        if path.is_file()
+    }
     assert {name for name in copied if "txl-" not in name} == set(TEXT) - {"corpus/readme.pdf"}
 
 
 def test_what_is_here_is_not_asked_for_again(elsewhere: fsspec.AbstractFileSystem) -> None:
-    config = DataConfig(data=("memory://corpus/valid.txt", "memory://corpus/train/*.txt"), dataset="text")
+    config = DataConfig(
+        data=("memory://corpus/valid.txt", "memory://corpus/train/*.txt"), dataset="text"
+    )
     here = remote.with_copies(config)
     assert here.data == ("data/memory/corpus/valid.txt", "data/memory/corpus/train/*.txt")
     assert sorted(p.name for p in Path("data").rglob("*.txt")) == ["a.txt", "valid.txt"]
@@ -52,7 +60,9 @@ def test_what_is_here_is_not_asked_for_again(elsewhere: fsspec.AbstractFileSyste
     assert Path("data/memory/corpus/valid.txt").read_text() == "two\n"
 
 
-def test_a_run_finds_its_text_again_where_it_has_no_copy(elsewhere: fsspec.AbstractFileSystem) -> None:
+def test_a_run_finds_its_text_again_where_it_has_no_copy(
+    elsewhere: fsspec.AbstractFileSystem,
+) -> None:
     record = {"data": {"data": "memory://corpus", "dataset": "text", "documents": "row"}}
     config = DataConfig(**data_settings(record, Path("run"), ()))
     assert len(Corpus(config, needed=("test",)).split("test")) == 2
@@ -60,7 +70,9 @@ def test_a_run_finds_its_text_again_where_it_has_no_copy(elsewhere: fsspec.Abstr
         data_settings({"data": {"data": "corpus", "dataset": "text"}}, Path("run"), ())
 
 
-@pytest.mark.parametrize("name", ["memory://corpus", "memory://corpus/valid.txt", "memory://corpus/*/*.txt"])
+@pytest.mark.parametrize(
+    "name", ["memory://corpus", "memory://corpus/valid.txt", "memory://corpus/*/*.txt"]
+)
 def test_what_was_copied_whole_needs_no_network(
     elsewhere: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -25,7 +25,10 @@ from txl.data_utils.raw_text import DataError
 from txl.data_utils.tokenizer import MEASURES, Batch, RunningTokenizer, sizes_of
 from txl.files import sha256
 
-TEXT = "Ein sch\u00f6ner Tag, \u6771\u4eac \U0001f600!\nthe word <eos> is a word\n\nthe word the word\r\nthe end\n" * 9
+TEXT = (
+    "Ein sch\u00f6ner Tag, \u6771\u4eac \U0001f600!\nthe word <eos> is a word\n\nthe word the word\r\nthe end\n"
+    * 9
+)
 ANY_TEXT = st.text(st.characters(codec="utf-8"), min_size=1)
 KINDS = ["bytes", "characters", "bpe"]
 
@@ -46,7 +49,9 @@ def open_text(folder: Path, dataset: str, **flags: Any) -> Corpus:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunningTokenizer:
+def vocab(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> RunningTokenizer:
     folder = tmp_path_factory.mktemp("text")
     for split in ("train", "valid"):
         (folder / f"{split}.txt").write_bytes(TEXT.encode())
@@ -57,21 +62,34 @@ def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @settings(max_examples=20)
 @given(text=ANY_TEXT)
-def test_any_text_comes_back_and_its_tokens_stand_for_all_of_it(vocab: RunningTokenizer, text: str) -> None:
+def test_any_text_comes_back_and_its_tokens_stand_for_all_of_it(
+    vocab: RunningTokenizer, text: str
+) -> None:
     encoded = vocab.encode(text)
     ids = encoded.ids.tolist()
-    known = "".join(c if c in vocab else "<unk>" for c in text) if isinstance(vocab, Characters) else text
+    known = (
+        "".join(c if c in vocab else "<unk>" for c in text)
+        if isinstance(vocab, Characters)
+        else text
+    )
     assert vocab.text_of(ids) == known
     shown = "".join(map(vocab.decoder(), ids))  # U+FFFD at the end may be half of a character
     assert shown.rstrip("\ufffd") == known.rstrip("\ufffd")
     sums = dict(zip(MEASURES, sizes_of(text, encoded.ends).sum(axis=0).tolist(), strict=True))
     n_line = text.replace("\r\n", "\n").replace("\r", "\n").count("\n")
-    of_text = {"words": len(text.split()), "lines": n_line, "characters": len(text), "bytes": len(text.encode())}
+    of_text = {
+        "words": len(text.split()),
+        "lines": n_line,
+        "characters": len(text),
+        "bytes": len(text.encode()),
+    }
     assert sums == of_text
 
 
 @pytest.mark.parametrize("dataset", KINDS)
-def test_the_ids_of_a_split_are_its_text_and_count_what_words_count(folder: Path, dataset: str) -> None:
+def test_the_ids_of_a_split_are_its_text_and_count_what_words_count(
+    folder: Path, dataset: str
+) -> None:
     words, corpus = (open_text(folder, kind) for kind in ("text", dataset))
     as_read = TEXT if dataset == "bytes" else TEXT.replace("\r\n", "\n")
     assert corpus.vocab.text_of(corpus.split("valid").tolist()) == as_read  # type: ignore[attr-defined]
@@ -87,9 +105,15 @@ def test_the_ids_of_a_split_are_its_text_and_count_what_words_count(folder: Path
 
 
 def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningTokenizer) -> None:
-    dataset = {"Symbols": "bytes", "Characters": "characters", "Subwords": "bpe"}[type(vocab).__name__]
+    dataset = {"Symbols": "bytes", "Characters": "characters", "Subwords": "bpe"}[
+        type(vocab).__name__
+    ]
     again = tokenizer_of(dataset, vocab.files().__getitem__)
-    assert (again.words, again.eos_id, again.fingerprint()) == (vocab.words, vocab.eos_id, vocab.fingerprint())
+    assert (again.words, again.eos_id, again.fingerprint()) == (
+        vocab.words,
+        vocab.eos_id,
+        vocab.fingerprint(),
+    )
     assert vocab.files()["vocab.txt"].count("\n") == len(vocab)
 
 
@@ -105,10 +129,14 @@ def test_a_file_is_read_with_one_line_end_unless_its_bytes_are_tokens(tmp_path: 
     assert read_text(str(tmp_path / "a.txt"), Symbols(ALL_BYTES)) == "a\r\nb\rc\n"
     (tmp_path / "a.txt").write_bytes(b"a\0b\n")
     assert read_text(str(tmp_path / "a.txt"), Symbols(ALL_BYTES)) == "a\0b\n"
-    with pytest.raises(DataError, match=r"a\.txt: holds a NUL character at byte 1, which is no text; take it out"):
+    with pytest.raises(
+        DataError, match=r"a\.txt: holds a NUL character at byte 1, which is no text; take it out"
+    ):
         read_text(str(tmp_path / "a.txt"), Characters(["\n", "<unk>"]))
     (tmp_path / "a.txt").write_bytes("a text\n".encode("utf-16"))
-    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 but UTF-16; convert it with: iconv -f utf-16 -t utf-8$"):
+    with pytest.raises(
+        DataError, match=r"a\.txt: not UTF-8 but UTF-16; convert it with: iconv -f utf-16 -t utf-8$"
+    ):
         read_text(str(tmp_path / "a.txt"), Symbols(ALL_BYTES))
 
 
@@ -119,7 +147,9 @@ def test_a_character_in_several_tokens_is_shown_whole() -> None:
 
 def test_a_byte_that_the_vocabulary_lacks_is_named() -> None:
     """Not where it is: a batch does not know its place in the text."""
-    with pytest.raises(DataError, match=r"^byte 122 of the text is not in the vocabulary; take it out$"):
+    with pytest.raises(
+        DataError, match=r"^byte 122 of the text is not in the vocabulary; take it out$"
+    ):
         list(Symbols(["97", "98"]).encode_batches([Batch(b"ab", [2]), Batch(b"abz", [3])]))
 
 
@@ -131,7 +161,9 @@ def test_bytes_need_not_be_text(tmp_path: Path) -> None:
     assert corpus.sizes("valid")["bytes"].sum() == 12
 
 
-def test_a_character_that_train_lacks_is_unk_with_a_notice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_character_that_train_lacks_is_unk_with_a_notice(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / "valid.txt").write_text("the z\n")
     corpus = open_text(folder, "characters")
     assert corpus.vocab.decode(corpus.split("valid")) == ["t", "h", "e", " ", "<unk>", "\n"]
@@ -151,7 +183,9 @@ def test_a_trained_vocabulary_is_kept_and_made_anew_for_another_size(folder: Pat
 
 def test_any_tokenizer_is_taken(folder: Path, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "word": 2}, unk_token="[UNK]"))
+    theirs = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "word": 2}, unk_token="[UNK]")
+    )
     theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     theirs.enable_padding(length=50)
     theirs.enable_truncation(3)
@@ -166,12 +200,18 @@ def test_special_tokens_that_a_text_names_are_noticed_and_read_as_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "word": 2}, unk_token="[UNK]"))
+    theirs = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "word": 2}, unk_token="[UNK]")
+    )
     theirs.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     theirs.add_special_tokens(["<s>", "<s>2"])
     theirs.add_tokens(["of"])  # not special: it is a token of the text
     theirs.save(str(tmp_path / "tokenizer.json"))
-    text = {"train": "the word of\n", "valid": "<s>2 the word\n\n<s> <s> of\n", "test": "the word\n"}
+    text = {
+        "train": "the word of\n",
+        "valid": "<s>2 the word\n\n<s> <s> of\n",
+        "test": "the word\n",
+    }
     for split, content in text.items():
         (tmp_path / f"{split}.txt").write_text(content)
     corpus = open_text(tmp_path, "bpe", tokenizer=str(tmp_path / "tokenizer.json"))
@@ -180,15 +220,23 @@ def test_special_tokens_that_a_text_names_are_noticed_and_read_as_text(
         caplog.clear()
         for split in text:
             corpus.split(split)
-        assert [said in line and "valid.txt" in line for line in caplog.messages if "special" in line] == [True]
+        assert [
+            said in line and "valid.txt" in line for line in caplog.messages if "special" in line
+        ] == [True]
         corpus = open_text(tmp_path, "bpe", tokenizer=str(tmp_path / "tokenizer.json"))
-    assert not {corpus.vocab.index["<s>"], corpus.vocab.index["<s>2"]} & set(corpus.split("valid").tolist())
+    assert not {corpus.vocab.index["<s>"], corpus.vocab.index["<s>2"]} & set(
+        corpus.split("valid").tolist()
+    )
     caplog.clear()
     encode_text("the <s>", corpus.vocab, name="prompt")
-    assert caplog.messages[0].startswith("prompt: names special tokens of the tokenizer (1 in all: <s>)")
+    assert caplog.messages[0].startswith(
+        "prompt: names special tokens of the tokenizer (1 in all: <s>)"
+    )
 
 
-def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_documents_are_encoded_in_pieces(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vocab = open_text(folder, "bpe").vocab
     assert isinstance(vocab, RunningTokenizer)
     documents = [TEXT.encode(), b"short\n", ("word " * 99).encode(), b"unbroken" * 20]
@@ -199,16 +247,22 @@ def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.
         assert (ids == vocab.end_id).nonzero()[0].tolist() == [len(ids) - 1]
 
 
-def test_a_tokenizer_that_cannot_be_had_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_cannot_be_had_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs = folder / "tokenizer.json"
     for content in ("", "{", '{"model": 1}', "\0"):
         theirs.write_text(content)
-        with pytest.raises(DataError, match=r"--tokenizer .*: no tokenizer.json that tokenizers can read"):
+        with pytest.raises(
+            DataError, match=r"--tokenizer .*: no tokenizer.json that tokenizers can read"
+        ):
             open_text(folder, "bpe", tokenizer=str(theirs))
     with pytest.raises(DataError, match=r"--vocab_size 100: must be at least 257"):
         open_text(folder, "bpe", vocab_size=100)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"--dataset bpe: needs Hugging Face tokenizers: pip install tokenizers"):
+    with pytest.raises(
+        DataError, match=r"--dataset bpe: needs Hugging Face tokenizers: pip install tokenizers"
+    ):
         Corpus(DataConfig(data=str(folder), dataset="bpe"))
 
 
@@ -216,7 +270,12 @@ def test_a_tokenizer_that_cannot_be_had_is_named(folder: Path, monkeypatch: pyte
 
 
 def write_ids(folder: Path, **arrays: Any) -> Path:
-    rows = {"train": np.arange(50) % 9, "valid": np.arange(20) % 9, "test": np.arange(20) % 9, **arrays}
+    rows = {
+        "train": np.arange(50) % 9,
+        "valid": np.arange(20) % 9,
+        "test": np.arange(20) % 9,
+        **arrays,
+    }
     for name, ids in rows.items():
         np.save(folder / f"{name}.npy", ids)
     return folder
@@ -239,7 +298,12 @@ def test_streams_of_ids_are_memory_mapped_with_their_documents(tmp_path: Path) -
 def test_a_text_of_ids_is_its_numbers_each_with_the_white_space_before_it() -> None:
     text = encode_text("1   2\n  3\n", Integers(5), name="text")
     assert (text.ids, text.offsets, text.surfaces) == ([1, 2, 3], [0, 1, 5], ["1", "   2", "\n  3"])
-    assert [text.sizes[what].tolist() for what in MEASURES] == [[1, 1, 1], [0, 0, 2], [1, 4, 5], [1, 4, 5]]
+    assert [text.sizes[what].tolist() for what in MEASURES] == [
+        [1, 1, 1],
+        [0, 0, 2],
+        [1, 4, 5],
+        [1, 4, 5],
+    ]
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
@@ -249,14 +313,34 @@ def test_a_text_without_tokens_is_empty(text: str) -> None:
 
 
 BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "too large": ({"valid": np.array([3, 12])}, {"vocab_size": 9}, r"valid\.npy: holds ids from 3 to 12, outside .* 9"),
-    "negative": ({"valid": np.array([3, -1])}, {"vocab_size": 9}, r"valid\.npy: holds the id -1, first at index 1"),
-    "-1 as uint32": ({"valid": np.array([3, 2**32 - 1], np.uint32)}, {}, r"holds the id 4294967295 \(-1 as an"),
-    "floats": ({"valid": np.ones(3)}, {}, r"valid\.npy: holds float64 of shape \(3,\); it needs integers"),
+    "too large": (
+        {"valid": np.array([3, 12])},
+        {"vocab_size": 9},
+        r"valid\.npy: holds ids from 3 to 12, outside .* 9",
+    ),
+    "negative": (
+        {"valid": np.array([3, -1])},
+        {"vocab_size": 9},
+        r"valid\.npy: holds the id -1, first at index 1",
+    ),
+    "-1 as uint32": (
+        {"valid": np.array([3, 2**32 - 1], np.uint32)},
+        {},
+        r"holds the id 4294967295 \(-1 as an",
+    ),
+    "floats": (
+        {"valid": np.ones(3)},
+        {},
+        r"valid\.npy: holds float64 of shape \(3,\); it needs integers",
+    ),
     "a table": ({"valid": np.ones((3, 2), int)}, {}, r"of shape \(3, 2\)"),
     "empty": ({"valid": np.ones(0, int)}, {}, r"of shape \(0,\)"),
     "objects": ({"valid": np.array([{}])}, {}, r"valid\.npy: holds Python objects"),
-    "documents": ({"valid.documents": np.array([5, 2])}, {}, r"valid\.documents\.npy: holds no ascending indices"),
+    "documents": (
+        {"valid.documents": np.array([5, 2])},
+        {},
+        r"valid\.documents\.npy: holds no ascending indices",
+    ),
 }
 
 
@@ -305,7 +389,9 @@ def test_ids_of_nanogpt_and_megatron_are_read(tmp_path: Path) -> None:
     assert corpus.split("test").tolist() == [1, 2, 3, 4, 5, 6]
     assert corpus.document_starts("test").tolist() == [0, 3, 5]
     (tmp_path / "test.bin").write_bytes(b"123")
-    with pytest.raises(DataError, match=r"test\.bin: has 3 bytes, not the 6 ids of uint16 that test\.idx names"):
+    with pytest.raises(
+        DataError, match=r"test\.bin: has 3 bytes, not the 6 ids of uint16 that test\.idx names"
+    ):
         open_text(tmp_path, "ids")
     (tmp_path / "test.idx").write_bytes((tmp_path / "test.idx").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"test\.idx: no index of Megatron-LM"):
@@ -338,7 +424,11 @@ REFUSED = {
     "--vocab_size": {"dataset": "text", "vocab_size": 300},
     "--tokenizer": {"dataset": "bytes", "tokenizer": "t.json"},
     "--documents": {"dataset": "wt103", "documents": "row"},
-    "--vocab_size 300: the vocabulary is that of --tokenizer": {"dataset": "bpe", "vocab_size": 300, "tokenizer": "t"},
+    "--vocab_size 300: the vocabulary is that of --tokenizer": {
+        "dataset": "bpe",
+        "vocab_size": 300,
+        "tokenizer": "t",
+    },
 }
 
 
@@ -351,10 +441,19 @@ def test_flags_without_effect_are_refused_and_a_saved_configuration_is_read_agai
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("shape", [f"({10**30},)", f"({2**60},)", f"({2**63 - 1},)", "(-1,)", "(10**30,)", "(" * 50])
-def test_a_header_that_claims_more_numbers_than_there_can_be_is_named(tmp_path: Path, shape: str) -> None:
-    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+@pytest.mark.parametrize(
+    "shape", [f"({10**30},)", f"({2**60},)", f"({2**63 - 1},)", "(-1,)", "(10**30,)", "(" * 50]
+)
+def test_a_header_that_claims_more_numbers_than_there_can_be_is_named(
+    tmp_path: Path, shape: str
+) -> None:
+    header = (
+        f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117)
+        + b"\n"
+    )
     for name in ("train", "valid"):
-        (tmp_path / f"{name}.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+        (tmp_path / f"{name}.npy").write_bytes(
+            b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+        )
     with pytest.raises(DataError, match=r"train\.npy: no array of numpy"):
         Corpus(DataConfig(data=str(tmp_path), dataset="ids")).split("train")

@@ -10,18 +10,30 @@ from txl.data_utils.files import sources_of
 from txl.data_utils.raw_text import DataError
 
 BY_FOLDER = ["s1/train/x.jsonl", "s1/valid/x.jsonl", "s1/test/x.jsonl"]
-MORE, OTHERS = "s1/more/x.jsonl", "valid-00000.txt wiki.valid.tokens validation/0.txt dev.txt.gz val.txt".split()
+MORE, OTHERS = (
+    "s1/more/x.jsonl",
+    "valid-00000.txt wiki.valid.tokens validation/0.txt dev.txt.gz val.txt".split(),
+)
 BY_NAME = ["test_runs/train-0.jsonl", "test_runs/more.jsonl"]
-CASES: dict[str, tuple[list[str], list[str], list[str]]] = {  # files, arguments, splits in the order of the files
+# files, arguments, splits in the order of the files
+CASES: dict[str, tuple[list[str], list[str], list[str]]] = {
     "a folder": (BY_FOLDER, ["s1"], ["train", "valid", "test"]),
     "its folders": (BY_FOLDER, ["s1/train", "s1/valid", "s1/test"], ["train", "valid", "test"]),
     "a glob": (BY_FOLDER, ["s1/*/*.jsonl"], ["train", "valid", "test"]),
     "a glob of any depth": (BY_FOLDER, ["s1/**/*.jsonl"], ["train", "valid", "test"]),
     "globs": (BY_FOLDER, ["s1/train/*", "s1/valid/*", "s1/test/*"], ["train", "valid", "test"]),
     "what the shell makes of a glob": (BY_FOLDER, BY_FOLDER, ["train", "valid", "test"]),
-    "the same with another folder": ([*BY_FOLDER, MORE], [*BY_FOLDER, MORE], ["train", "valid", "test", ""]),
+    "the same with another folder": (
+        [*BY_FOLDER, MORE],
+        [*BY_FOLDER, MORE],
+        ["train", "valid", "test", ""],
+    ),
     "a folder and files": (BY_FOLDER, ["s1/train", *BY_FOLDER[1:]], ["train", "valid", "test"]),
-    "a folder that names a split and another": (["train/a.txt", "more/b.txt"], ["train", "more"], ["train", ""]),
+    "a folder that names a split and another": (
+        ["train/a.txt", "more/b.txt"],
+        ["train", "more"],
+        ["train", ""],
+    ),
     "files in a folder of some name": (BY_NAME, BY_NAME, ["train", ""]),
     "a glob in it": (BY_NAME, ["test_runs/*.jsonl"], ["train", ""]),
     "files of it and another": ([*BY_NAME, "b.jsonl"], [*BY_NAME, "b.jsonl"], ["train", "", ""]),
@@ -32,21 +44,31 @@ CASES: dict[str, tuple[list[str], list[str], list[str]]] = {  # files, arguments
 
 @pytest.mark.parametrize(("files", "given", "splits"), CASES.values(), ids=CASES)
 def test_the_split_of_a_file_depends_on_names_below_what_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], given: list[str], splits: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: list[str],
+    given: list[str],
+    splits: list[str],
 ) -> None:
     home = tmp_path / "valid" / "home"
     write_all(home, files)
     monkeypatch.chdir(home)
     for before in ("", f"{home}/", "../home/"):
-        found = sources_of(tuple(before + one for one in given) if len(given) > 1 else before + given[0]).splits
-        assert {os.path.relpath(path): split for path, split in found.items()} == dict(zip(files, splits, strict=True))
+        found = sources_of(
+            tuple(before + one for one in given) if len(given) > 1 else before + given[0]
+        ).splits
+        assert {os.path.relpath(path): split for path, split in found.items()} == dict(
+            zip(files, splits, strict=True)
+        )
 
 
 def write_all(folder: Path, names: list[str], n: int = 50) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         text = "".join(f'{{"text": "{name} {i}"}}\n' for i in range(n))
-        (folder / name).write_text(text if ".json" in name else text.replace("{", "").replace("}", ""))
+        (folder / name).write_text(
+            text if ".json" in name else text.replace("{", "").replace("}", "")
+        )
 
 
 def documents(corpus: Corpus, split: str) -> list[str]:
@@ -66,9 +88,16 @@ def test_files_of_no_named_split_are_training_text(tmp_path: Path) -> None:
     for i, names in enumerate((["part-0.jsonl", "part-1.jsonl"], ["extra.jsonl", "train.jsonl"])):
         write_all(tmp_path / str(i), [*names, "valid.jsonl", "test.jsonl"])
         corpus = Corpus(DataConfig(data=str(tmp_path / str(i)), dataset="text"))
-        assert [len(documents(corpus, split)) for split in ("train", "valid", "test")] == [100, 50, 50]
+        assert [len(documents(corpus, split)) for split in ("train", "valid", "test")] == [
+            100,
+            50,
+            50,
+        ]
         assert {text.split()[0] for text in documents(corpus, "train")} == set(names)
-        assert f"; by name: train {tmp_path}/{i}/{names[0]} and 1 more, valid {tmp_path}/{i}/valid.jsonl" in corpus.note
+        assert (
+            f"; by name: train {tmp_path}/{i}/{names[0]} and 1 more, valid {tmp_path}/{i}/valid.jsonl"
+            in corpus.note
+        )
 
 
 def test_a_named_split_is_evaluated_whole_without_training_text(tmp_path: Path) -> None:
@@ -91,7 +120,9 @@ PLAIN: dict[str, tuple[list[str], bool]] = {  # the files of train and valid com
 
 
 @pytest.mark.parametrize(("names", "is_plain"), PLAIN.values(), ids=PLAIN)
-def test_a_folder_of_plain_files_and_others(tmp_path: Path, names: list[str], is_plain: bool) -> None:
+def test_a_folder_of_plain_files_and_others(
+    tmp_path: Path, names: list[str], is_plain: bool
+) -> None:
     write_all(tmp_path, names)
     corpus = Corpus(DataConfig(data=str(tmp_path), dataset="bytes"))
     assert bool(corpus.note) == (not is_plain)
@@ -103,34 +134,61 @@ def test_a_folder_of_plain_files_and_others(tmp_path: Path, names: list[str], is
 def test_a_data_set_of_one_folder_refuses_files(tmp_path: Path) -> None:
     write_all(tmp_path, ["train.txt", "valid.txt", "test.txt"])
     files = [str(tmp_path / name) for name in ("train.txt", "*.txt", "valid.txt")]
-    of_sets = {"wt103": files[0], "ptb": files[1], "lm1b": tuple(files), "pydoc": files[0], "ids": files[0]}
+    of_sets = {
+        "wt103": files[0],
+        "ptb": files[1],
+        "lm1b": tuple(files),
+        "pydoc": files[0],
+        "ids": files[0],
+    }
     for dataset, given in of_sets.items():
-        with pytest.raises(DataError, match=rf"^--data {tmp_path}/.*: --dataset {dataset} needs one folder"):
+        with pytest.raises(
+            DataError, match=rf"^--data {tmp_path}/.*: --dataset {dataset} needs one folder"
+        ):
             Corpus(DataConfig(data=given, dataset=dataset))
 
 
 @pytest.mark.parametrize("glob", ["", "/**/*"])
 def test_what_txl_writes_below_data_is_no_text_and_said(tmp_path: Path, glob: str) -> None:
     """A run folder, a cache elsewhere and hidden folders."""
-    ours = ["runs/mine/metrics.jsonl", "runs/mine/step_2/samples.txt", "runs/mine/test.json", ".git/a.txt"]
+    ours = [
+        "runs/mine/metrics.jsonl",
+        "runs/mine/step_2/samples.txt",
+        "runs/mine/test.json",
+        ".git/a.txt",
+    ]
     write_all(tmp_path, ["a.txt", "runs/notes.txt", *ours])
     data = f"{tmp_path}{glob}"
-    said = Corpus(DataConfig(data=data, dataset="bytes", documents="row", cache_dir=str(tmp_path / "cache"))).note
+    said = Corpus(
+        DataConfig(data=data, dataset="bytes", documents="row", cache_dir=str(tmp_path / "cache"))
+    ).note
     assert glob or said.endswith(f"; left out, written by txl: {tmp_path}/runs/mine")
     (tmp_path / "cache/checked.json").write_text("{}")
     assert sorted(sources_of(data).splits) == [tmp_path / "a.txt", tmp_path / "runs/notes.txt"]
 
 
 @pytest.mark.parametrize("glob", ["", "/*/*.txt"])
-def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path: Path, glob: str) -> None:
+def test_links_to_folders_are_followed_and_each_folder_is_read_once(
+    tmp_path: Path, glob: str
+) -> None:
     home, other = tmp_path / "home", tmp_path / "other"
     write_all(home, ["part/a.txt", "part/more/b.txt"])
     write_all(other, ["c.txt"])
-    for link, target in {"valid": other, "part/up": home, "again": home / "part", "of": other / "back"}.items():
+    for link, target in {
+        "valid": other,
+        "part/up": home,
+        "again": home / "part",
+        "of": other / "back",
+    }.items():
         (home / link).symlink_to(target)
     (other / "back").symlink_to(home)
-    found = {str(path.relative_to(home)): split for path, split in sources_of(f"{home}{glob}").splits.items()}
-    assert found == {"part/a.txt": "", "valid/c.txt": "valid"} | ({} if glob else {"part/more/b.txt": ""})
+    found = {
+        str(path.relative_to(home)): split
+        for path, split in sources_of(f"{home}{glob}").splits.items()
+    }
+    assert found == {"part/a.txt": "", "valid/c.txt": "valid"} | (
+        {} if glob else {"part/more/b.txt": ""}
+    )
 
 
 def test_a_readme_beside_rows_is_no_text(tmp_path: Path) -> None:
@@ -144,7 +202,9 @@ def test_a_readme_beside_rows_is_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("glob", ["", "/*/*.txt", "/**/*.txt"])
-def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, glob: str) -> None:
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, glob: str
+) -> None:
     write_all(tmp_path, ["a/one.txt", "b/two.txt"])
     scandir = os.scandir
 
@@ -163,5 +223,7 @@ def test_a_pipe_is_refused_in_one_line(tmp_path: Path, how: str) -> None:
     write_all(tmp_path, ["valid.txt"])
     pipe = tmp_path / ("train.txt" if how == "of a split" else "my.txt")
     os.mkfifo(pipe)
-    with pytest.raises(DataError, match=r"(my|train)\.txt: is a pipe or a device, which is read once; give a file"):
+    with pytest.raises(
+        DataError, match=r"(my|train)\.txt: is a pipe or a device, which is read once; give a file"
+    ):
         Corpus(DataConfig(data=str(pipe if how == "named" else tmp_path), dataset="text"))

@@ -51,7 +51,9 @@ def test_every_epoch_turns_each_stream_by_a_number_of_its_own() -> None:
 
 
 def test_an_epoch_copies_the_tokens_of_one_segment_at_a_time() -> None:
-    stream = SegmentStream(np.zeros(10**7, dtype=np.uint16), batch_size=4, tgt_len=99, ext_len=9, roll=True)
+    stream = SegmentStream(
+        np.zeros(10**7, dtype=np.uint16), batch_size=4, tgt_len=99, ext_len=9, roll=True
+    )
     next(stream.epoch(1))  # what is imported for the first time
     tracemalloc.start()
     try:
@@ -69,10 +71,13 @@ WARMUPS = [0, 1, 3, 40]
 @pytest.mark.parametrize("n", LENGTHS)
 def test_every_token_but_the_first_counts_once(n: int) -> None:
     for batch_size, tgt_len, n_warmup in itertools.product([1, 7, 200], [1, 4, 64], WARMUPS):
-        stream = scoring_stream(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, n_warmup=n_warmup)
+        stream = scoring_stream(
+            np.arange(n), batch_size=batch_size, tgt_len=tgt_len, n_warmup=n_warmup
+        )
         segments = list(stream)
         assert len(stream) == len(segments)
-        assert all(s.input_BT.shape == s.target_BT.shape for s in segments)  # nothing is read again unasked
+        # nothing is read again unasked
+        assert all(s.input_BT.shape == s.target_BT.shape for s in segments)
         counted = torch.cat([s.target_BT[s.counted_BT] for s in segments])
         assert sorted(counted.tolist()) == list(range(1, n)), (batch_size, tgt_len, n_warmup)
 
@@ -82,20 +87,25 @@ def test_what_counts_is_read_after_its_warmup(n_warmup: int) -> None:
     """Every counted token has n_warmup whole segments of the text before its own, or all of the text before it."""
     for n, batch_size in itertools.product(LENGTHS, (2, 5)):
         read = [0] * 200
-        for segment in scoring_stream(np.arange(n), batch_size=batch_size, tgt_len=3, n_warmup=n_warmup):
+        for segment in scoring_stream(
+            np.arange(n), batch_size=batch_size, tgt_len=3, n_warmup=n_warmup
+        ):
             for row in range(len(segment.input_BT)):
                 counted = segment.counted_BT[row]
                 if counted.any():
                     assert read[row] >= min(3 * n_warmup, int(segment.input_BT[row, 0]))
                     assert torch.equal(
-                        segment.target_BT[row][counted], segment.input_BT[row, -len(counted) :][counted] + 1
+                        segment.target_BT[row][counted],
+                        segment.input_BT[row, -len(counted) :][counted] + 1,
                     )
                 read[row] += 3
 
 
 @pytest.mark.parametrize(("ext_len", "n_warmup"), [(1, 0), (3, 2), (9, 0), (9, 2)])
 def test_re_read_tokens_stand_before_the_segment(ext_len: int, n_warmup: int) -> None:
-    segments = list(scoring_stream(np.arange(40), batch_size=3, tgt_len=4, ext_len=ext_len, n_warmup=n_warmup))
+    segments = list(
+        scoring_stream(np.arange(40), batch_size=3, tgt_len=4, ext_len=ext_len, n_warmup=n_warmup)
+    )
     for k, segment in enumerate(segments):
         extra = segment.input_BT.shape[1] - segment.target_BT.shape[1]
         assert extra == min(ext_len, 4 * k)
@@ -114,7 +124,9 @@ def test_each_window_is_read_from_its_place_on_for_its_length(every: int, batch_
                 rows = zip(stream.first_B, segment.target_BT, segment.counted_BT, strict=True)
                 for first, target_T, counted_T in rows:
                     seen.setdefault(int(first), []).extend(target_T[counted_T].tolist())
-    assert seen == {first: list(range(first + 1, min(first + 10, 29) + 1)) for first in range(0, 29, every)}
+    assert seen == {
+        first: list(range(first + 1, min(first + 10, 29) + 1)) for first in range(0, 29, every)
+    }
 
 
 @pytest.mark.parametrize("flags", [{}, {"ext_len": 4}, {"varlen": True, "roll": True}], ids=str)
@@ -124,14 +136,18 @@ def test_the_documents_of_each_stream(flags: dict[str, object]) -> None:
     stream = SegmentStream(np.arange(120), batch_size=2, tgt_len=9, seed=3, starts=starts, **flags)  # type: ignore[arg-type]
     for segment in stream.epoch(2):
         assert segment.since_BT is not None
-        for at, since in zip(segment.input_BT.flatten().tolist(), segment.since_BT.flatten().tolist(), strict=True):
+        for at, since in zip(
+            segment.input_BT.flatten().tolist(), segment.since_BT.flatten().tolist(), strict=True
+        ):
             begins = [*(starts[1:] - 1), 0, at // 60 * 60]  # of documents, and of the stream
             assert at - since == max(begin for begin in begins if begin <= at)
 
 
 def test_columns_have_their_own_documents() -> None:
     starts = np.array([7, 70])
-    make = functools.partial(SegmentStream, np.arange(120), batch_size=4, tgt_len=9, roll=True, starts=starts)
+    make = functools.partial(
+        SegmentStream, np.arange(120), batch_size=4, tgt_len=9, roll=True, starts=starts
+    )
     whole, part = next(make().epoch(1)), next(make(columns=slice(1, 3)).epoch(1))
     assert whole.since_BT is not None
     assert part.since_BT is not None
@@ -154,11 +170,18 @@ def targets(segments: list[TrainingSegment]) -> Counter[int]:
 
 def same(some: list[TrainingSegment], others: list[TrainingSegment]) -> bool:
     pairs = zip(some, others, strict=True)
-    return all(torch.equal(a, b) for one, two in pairs for a, b in zip(one, two, strict=True) if a is not None)
+    return all(
+        torch.equal(a, b)
+        for one, two in pairs
+        for a, b in zip(one, two, strict=True)
+        if a is not None
+    )
 
 
 @settings(max_examples=25)
-@given(n=st.integers(15, 120), shape=SHAPES, roll=BOOLEANS, varlen=BOOLEANS, first=st.integers(0, 30))
+@given(
+    n=st.integers(15, 120), shape=SHAPES, roll=BOOLEANS, varlen=BOOLEANS, first=st.integers(0, 30)
+)
 def test_every_token_of_a_stream_but_its_first_is_predicted_once(
     n: int, shape: dict[str, int], roll: bool, varlen: bool, first: int
 ) -> None:
@@ -173,7 +196,9 @@ def test_every_token_of_a_stream_but_its_first_is_predicted_once(
     assert max(found) < n // batch_size * batch_size
     assert same(list(stream.epoch(2, first=first)), whole[first:])
     parts = [
-        SegmentStream(np.arange(n), **shape, roll=roll, varlen=varlen, seed=5, columns=slice(b, b + 1))
+        SegmentStream(
+            np.arange(n), **shape, roll=roll, varlen=varlen, seed=5, columns=slice(b, b + 1)
+        )
         for b in range(batch_size)
     ]
     assert sum((targets(list(part.epoch(2))) for part in parts), Counter()) == found
@@ -199,7 +224,9 @@ def test_every_token_of_sentences_is_predicted_once_but_those_left_at_the_end_of
     batch_size, tgt_len = shape["batch_size"], shape["tgt_len"]
     if min(sum(n + 1 for n in one) for one in lengths) < 2 * batch_size * (tgt_len + 8):
         batch_size = shape["batch_size"] = 1
-    stream = SentenceStream(np.array(ids), files, eos_id=EOS, **shape, by_sentence=True, shuffle=shuffle, seed=5)
+    stream = SentenceStream(
+        np.array(ids), files, eos_id=EOS, **shape, by_sentence=True, shuffle=shuffle, seed=5
+    )
     whole = list(stream.epoch(2))
     found = targets(whole)
     words = {token: n for token, n in found.items() if token != EOS}
@@ -211,12 +238,21 @@ def test_every_token_of_sentences_is_predicted_once_but_those_left_at_the_end_of
     for segment in whole:
         new_BT = segment.input_BT[:, -tgt_len:]
         starts_BT = segment.since_BT[:, -tgt_len:] == 0  # type: ignore[index]
-        assert torch.equal(starts_BT, new_BT == EOS)  # a sentence is predicted from the border before it
+        # a sentence is predicted from the border before it
+        assert torch.equal(starts_BT, new_BT == EOS)
         follows_BT = (segment.target_BT == new_BT + 1) | (segment.target_BT == EOS) | starts_BT
         assert follows_BT.all()
     assert same(list(stream.epoch(2, first=first)), whole[first:])
     parts = [
-        SentenceStream(np.array(ids), files, eos_id=EOS, **shape, shuffle=shuffle, seed=5, columns=slice(b, b + 1))
+        SentenceStream(
+            np.array(ids),
+            files,
+            eos_id=EOS,
+            **shape,
+            shuffle=shuffle,
+            seed=5,
+            columns=slice(b, b + 1),
+        )
         for b in range(batch_size)
     ]
     assert sum((targets(list(part.epoch(2))) for part in parts), Counter()) == found

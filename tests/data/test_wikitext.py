@@ -23,8 +23,14 @@ WRITTEN = "The city 's \" two @-@ part \" plan of 1 @,@ 234 @.@ 5 m didn 't <unk
         ("x = f(a_b)", "x = f ( a_b )"),
         ("<unk> and <eos>", "<unk> and <eos>"),
         ("the <unk>'s 3,<unk> <unk>-based men", "the <unk> 's 3 @,@ <unk> <unk> @-@ based men"),
-        ("Dr. J. Doe at No. 5, pp. 6 etc. of No. Ten.", "Dr. J. Doe at No. 5 , pp. 6 etc. of No . Ten ."),
-        ("18- and 19-year-olds -- the T2.5, .38 and -3", "18- and 19 @-@ year @-@ olds -- the T2.5 , .38 and -3"),
+        (
+            "Dr. J. Doe at No. 5, pp. 6 etc. of No. Ten.",
+            "Dr. J. Doe at No. 5 , pp. 6 etc. of No . Ten .",
+        ),
+        (
+            "18- and 19-year-olds -- the T2.5, .38 and -3",
+            "18- and 19 @-@ year @-@ olds -- the T2.5 , .38 and -3",
+        ),
         ("the dogs' 'house' in the 1990's", "the dogs ' ' house ' in the 1990 's"),
         ("== Title ==", "= = Title = ="),
         ("50% of €3", "50 % of € 3"),
@@ -75,7 +81,10 @@ def starts_of(text: str, folder: Path) -> list[int]:
 
 
 STARTS = {  # the first document begins with the text, whose first lines may be blank
-    "headings of level one": ("\n = A = \n\n a b\n\n = = B = = \n\n c\n\n = C D = \n\n e\n", [0, 20]),
+    "headings of level one": (
+        "\n = A = \n\n a b\n\n = = B = = \n\n c\n\n = C D = \n\n e\n",
+        [0, 20],
+    ),
     "formulas in a paragraph": (
         "\n = A = \n\n when = 1\n = 2 and x = \n= y\n\n = 3 x = \n or so\n\n a\n = 4 x = \n\n b\n",
         [0],
@@ -86,7 +95,9 @@ STARTS = {  # the first document begins with the text, whose first lines may be 
 
 
 @pytest.mark.parametrize(("text", "starts"), STARTS.values(), ids=STARTS)
-def test_an_article_begins_with_a_heading_of_level_one(tmp_path: Path, text: str, starts: list[int]) -> None:
+def test_an_article_begins_with_a_heading_of_level_one(
+    tmp_path: Path, text: str, starts: list[int]
+) -> None:
     assert starts_of(text, tmp_path) == starts
 
 

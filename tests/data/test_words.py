@@ -20,9 +20,18 @@ from txl.data_utils.raw_text import DataError
 from txl.data_utils.tokenizer import Batch, UnknownWordError
 from txl.data_utils.words import Vocab
 
-BUILT: dict[str, tuple[dict[str, int], dict[str, Any], str]] = {  # counts, limits, words after <eos>
-    "the most frequent first, then in the order of the text": (Counter("b a c c a d a".split()), {}, "a c b d"),
-    "special words once": ({"x": 5, "<unk>": 9, "<eos>": 2}, {"special": ("<eos>", "<unk>")}, "<unk> x"),
+# counts, limits, words after <eos>
+BUILT: dict[str, tuple[dict[str, int], dict[str, Any], str]] = {
+    "the most frequent first, then in the order of the text": (
+        Counter("b a c c a d a".split()),
+        {},
+        "a c b d",
+    ),
+    "special words once": (
+        {"x": 5, "<unk>": 9, "<eos>": 2},
+        {"special": ("<eos>", "<unk>")},
+        "<unk> x",
+    ),
     "min_freq is inclusive": ({"a": 3, "b": 2, "c": 1}, {"min_freq": 2}, "a b"),
     "max_size does not count special words": ({"a": 3, "b": 2, "c": 1}, {"max_size": 2}, "a b"),
 }
@@ -66,7 +75,22 @@ def test_running_text_is_found_again_in_the_text() -> None:
     vocab = Vocab(["<eos>", "<unk>", "a"])
     text = 'A two-part, 1.5\u00a0@-@ "word"\r\n a'
     read = encode_text(text, vocab, name="text", running=True)
-    assert read.surfaces == ["A", "two", "-", "part", ",", "1", ".", "5", "@-@", '"', "word", '"', "", "a"]
+    assert read.surfaces == [
+        "A",
+        "two",
+        "-",
+        "part",
+        ",",
+        "1",
+        ".",
+        "5",
+        "@-@",
+        '"',
+        "word",
+        '"',
+        "",
+        "a",
+    ]
     for surface, offset in zip(read.surfaces, read.offsets, strict=True):
         assert text[offset : offset + len(surface)] == surface
     assert read.sizes["bytes"].sum() == len(text.encode())
@@ -94,7 +118,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=20)
 @given(TEXT)
-def test_decode_of_encode_gives_the_words_of_any_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_decode_of_encode_gives_the_words_of_any_text(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
     folder = tmp_path_factory.mktemp("text")
     (folder / "train.txt").write_bytes(f"{text}\n".encode())
     text = text.removeprefix("\ufeff")
@@ -107,7 +133,9 @@ def test_decode_of_encode_gives_the_words_of_any_text(tmp_path_factory: pytest.T
 
 @pytest.mark.parametrize("n_process", [1, 2])
 @pytest.mark.usefixtures("small_parts")
-def test_parts_and_processes_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_process: int) -> None:
+def test_parts_and_processes_do_not_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_process: int
+) -> None:
     monkeypatch.setattr(words, "_N_PROCESS", n_process)
     monkeypatch.setattr(words.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     text = (
@@ -120,12 +148,18 @@ def test_parts_and_processes_do_not_show(tmp_path: Path, monkeypatch: pytest.Mon
     corpus = Corpus(DataConfig(data=str(tmp_path), dataset="text"))
     counts = Counter(word for word in text.split() if word != "<eos>")
     assert corpus.vocab.words == ["<eos>", "<unk>", *(word for word, _ in counts.most_common())]
-    assert [corpus.vocab.decode(corpus.split(split)) for split in ("train", "valid")] == [plain(text)] * 2
-    assert corpus.sizes("valid")["bytes"].sum() == len(f"{text}\n".replace("\r\n", "\n").replace("\r", "\n").encode())
+    assert [corpus.vocab.decode(corpus.split(split)) for split in ("train", "valid")] == [
+        plain(text)
+    ] * 2
+    assert corpus.sizes("valid")["bytes"].sum() == len(
+        f"{text}\n".replace("\r\n", "\n").replace("\r", "\n").encode()
+    )
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_what_a_process_cannot_read_is_named_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_cannot_read_is_named_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(words, "_N_PROCESS", 2)
     for bad, said in {b"caf\xe9\n": "not UTF-8", b"a\0b\n": "NUL"}.items():
         (tmp_path / "train.txt").write_bytes(b"fine words\n" * 40 + bad + b"fine words\n" * 40)
@@ -135,13 +169,21 @@ def test_what_a_process_cannot_read_is_named_by_line(tmp_path: Path, monkeypatch
 
 
 def test_an_unknown_word_is_named_with_what_helps(tmp_path: Path) -> None:
-    (tmp_path / "valid.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ("a a", "a \u00e4")))
+    (tmp_path / "valid.jsonl").write_text(
+        "".join(json.dumps({"text": row}) + "\n" for row in ("a a", "a \u00e4"))
+    )
     said = r"valid\.jsonl, line 2: the word '\u00e4' is not .*; give a text whose words the model knows$"
     with pytest.raises(DataError, match=said):
-        Corpus(DataConfig(data=f"{tmp_path}/valid.jsonl", dataset="text"), Vocab(["<eos>", "a"]), needed=["valid"])
+        Corpus(
+            DataConfig(data=f"{tmp_path}/valid.jsonl", dataset="text"),
+            Vocab(["<eos>", "a"]),
+            needed=["valid"],
+        )
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_text(f"of {split}\n")
-    with pytest.raises(DataError, match=r"valid\.txt, line 1: the word 'valid' .*; use --dataset text, where"):
+    with pytest.raises(
+        DataError, match=r"valid\.txt, line 1: the word 'valid' .*; use --dataset text, where"
+    ):
         Corpus(DataConfig(data=str(tmp_path), dataset="wt103"), needed=["valid"])
 
 
@@ -162,6 +204,8 @@ def test_a_process_that_is_killed_is_said(
     monkeypatch.setattr(words.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_text("some words\n" * 80 + "last\n" + "more words\n" * 80)
-    with pytest.raises(DataError, match="a process that read it was killed, perhaps for want of memory; free some"):
+    with pytest.raises(
+        DataError, match="a process that read it was killed, perhaps for want of memory; free some"
+    ):
         Corpus(DataConfig(data=str(tmp_path), dataset="text"))
     assert multiprocessing.active_children() == []

@@ -39,14 +39,21 @@ def compare(
     """Read five segments with a rule, and as the book says: what is read beside a local result of ones, (B, N, T, H),
     and its gradients agree. The book gets the rule, the layer, what leaves after each segment, and the queries."""
     context = context or Context(tgt_len=T, mem_len=M)
-    rule = MEMORIES[settings["memory"]](ModelConfig(n_head=N, d_head=H, d_model=D, **settings)).double()
+    rule = MEMORIES[settings["memory"]](
+        ModelConfig(n_head=N, d_head=H, d_model=D, **settings)
+    ).double()
     with torch.no_grad():
         for parameter in rule.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     k_NHD, v_NHD = (torch.randn(N, H, D).double().requires_grad_() for _ in range(2))
     segments = [torch.randn(B, T, D).double().requires_grad_() for _ in range(5)]
-    qs, layer = [torch.randn(B, N, T, H).double().requires_grad_() for _ in segments], Projections(k_NHD, v_NHD)
-    state: State = rule.empty(ModelConfig(n_head=N, d_head=H, d_model=D, **settings), B, like=segments[0])
+    qs, layer = (
+        [torch.randn(B, N, T, H).double().requires_grad_() for _ in segments],
+        Projections(k_NHD, v_NHD),
+    )
+    state: State = rule.empty(
+        ModelConfig(n_head=N, d_head=H, d_model=D, **settings), B, like=segments[0]
+    )
     found, left, before = [], [], segments[0][:, :0]
     for segment_BTD, q_BNTH in zip(segments, qs, strict=True):
         span = Span.of(context, n_mem=rule.n_kept(state), n_new=T)
@@ -58,8 +65,12 @@ def compare(
     expected = by_the_book(rule, layer, left, qs)
     weights = [torch.randn_like(one) for one in found]
     of = [k_NHD, v_NHD, *segments[:2], qs[3], *rule.parameters()]
-    both = [sum((w * x).sum() for w, x in zip(weights, outs, strict=True)) for outs in (found, expected)]
-    grads, own = (torch.autograd.grad(one, of, allow_unused=True, materialize_grads=True) for one in both)
+    both = [
+        sum((w * x).sum() for w, x in zip(weights, outs, strict=True)) for outs in (found, expected)
+    ]
+    grads, own = (
+        torch.autograd.grad(one, of, allow_unused=True, materialize_grads=True) for one in both
+    )
     for ours, theirs in zip([*found, *grads], [*expected, *own], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
     assert not torch.allclose(found[-1], found[0])

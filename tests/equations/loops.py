@@ -32,7 +32,10 @@ class Formula(NamedTuple):
 
 def normed(net: nn.LayerNorm, x_LD: Tensor) -> Tensor:
     centred_LD = x_LD - x_LD.mean(-1, keepdim=True)
-    return centred_LD / (centred_LD.square().mean(-1, keepdim=True) + 1e-5).sqrt() * net.weight + net.bias
+    return (
+        centred_LD / (centred_LD.square().mean(-1, keepdim=True) + 1e-5).sqrt() * net.weight
+        + net.bias
+    )
 
 
 def heads(net: nn.Linear, n_head: int) -> Tensor:
@@ -49,11 +52,19 @@ def attention_by_loop(layer: Layer, x_SD: Tensor, span: Span, formula: Formula) 
     for n in range(attn.n_head):
         keys, values = [W_k[n] @ x_D for x_D in placed], [W_v[n] @ x_D for x_D in x_SD]
         for row, i in zip(gathered, range(span.n_mem, span.n_key), strict=True):
-            seen, q = [j for j in range(i + 1) if span.window < 0 or i - j < span.window], W_q[n] @ placed[i]
+            seen, q = (
+                [j for j in range(i + 1) if span.window < 0 or i - j < span.window],
+                W_q[n] @ placed[i],
+            )
             softmax = torch.stack([formula.logit(n, q, keys[j], i, j) for j in seen]).softmax(0)
             counted = [formula.factor(i, j) * a for a, j in zip(softmax, seen, strict=True)]
             weights = [a / sum(counted) for a in counted]
-            row.append(sum(w * (values[j] + formula.value(i, j)) for w, j in zip(weights, seen, strict=True)))
+            row.append(
+                sum(
+                    w * (values[j] + formula.value(i, j))
+                    for w, j in zip(weights, seen, strict=True)
+                )
+            )
     return torch.stack([attn.o_net(torch.cat(row)) for row in gathered])
 
 
@@ -167,7 +178,10 @@ def bucket(d: int, n_bucket: int, max_distance: int) -> int:
 
 def t5(c: ModelConfig, pos: Any, span: Span) -> Formula:
     def logit(n: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:
-        return product(n, q, k, i, j) + pos.b_RN[bucket(clamped(span, i - j), c.n_bucket, c.max_distance), n]
+        return (
+            product(n, q, k, i, j)
+            + pos.b_RN[bucket(clamped(span, i - j), c.n_bucket, c.max_distance), n]
+        )
 
     return Formula(logit)
 
@@ -181,7 +195,9 @@ def slope(n: int, n_head: int) -> float:
 
 
 def alibi(c: ModelConfig, pos: Any, span: Span) -> Formula:
-    return Formula(lambda n, q, k, i, j: product(n, q, k, i, j) - slope(n, c.n_head) * clamped(span, i - j))
+    return Formula(
+        lambda n, q, k, i, j: product(n, q, k, i, j) - slope(n, c.n_head) * clamped(span, i - j)
+    )
 
 
 def rotary(c: ModelConfig, pos: Any, span: Span) -> Formula:
@@ -232,7 +248,9 @@ def place(c: ModelConfig, span: Span, p: int, last: int) -> int:
 
 def sinusoid_input(c: ModelConfig, pos: Any, span: Span) -> Formula:
     """Vaswani et al. 2017, sec. 3.5: x + S_p, for what is remembered too; in the first layer."""
-    return Formula(product, added=lambda p: sinusoid_of(place(c, span, p, span.n_key)) if pos.layer == 0 else 0)
+    return Formula(
+        product, added=lambda p: sinusoid_of(place(c, span, p, span.n_key)) if pos.layer == 0 else 0
+    )
 
 
 def learned_per_layer(c: ModelConfig, pos: Any, span: Span) -> Formula:

@@ -22,7 +22,10 @@ def normed(layer: Any, x_D: Tensor) -> Tensor:
         return x_D
     centred_D = x_D - x_D.mean()
     norm = layer.attn_norm
-    return centred_D / (centred_D.square().mean() + norm.eps).sqrt() * norm.weight.detach() + norm.bias.detach()
+    return (
+        centred_D / (centred_D.square().mean() + norm.eps).sqrt() * norm.weight.detach()
+        + norm.bias.detach()
+    )
 
 
 def heads(layer: Any, net: str, x_D: Tensor) -> list[Tensor]:
@@ -35,10 +38,15 @@ def heads(layer: Any, net: str, x_D: Tensor) -> list[Tensor]:
 def attention(layer: Any, h_D: Tensor, memory: list[Tensor]) -> list[list[Tensor]]:
     """Of each head: the probabilities of the memory, and the sum of values."""
     found = []
-    q, ks, vs = heads(layer, "q_net", h_D), *([heads(layer, n, m) for m in memory] for n in ("k_net", "v_net"))
+    q, ks, vs = (
+        heads(layer, "q_net", h_D),
+        *([heads(layer, n, m) for m in memory] for n in ("k_net", "v_net")),
+    )
     for n in range(layer.attn.n_head):
         prob_M = torch.stack([(q[n] * k[n]).sum() / len(q[n]) ** 0.5 for k in ks]).softmax(0)
-        found.append([prob_M, sum((p * v[n] for p, v in zip(prob_M, vs, strict=True)), torch.zeros(()))])
+        found.append(
+            [prob_M, sum((p * v[n] for p, v in zip(prob_M, vs, strict=True)), torch.zeros(()))]
+        )
     return found
 
 
@@ -47,15 +55,22 @@ def compressed(rule: Any, block: list[Tensor], used: list[Tensor]) -> Tensor:
         case "mean":
             return sum(block[1:], block[0]) / len(block)
         case "max":
-            return torch.stack([torch.stack([x[d] for x in block]).max() for d in range(len(block[0]))])
+            return torch.stack(
+                [torch.stack([x[d] for x in block]).max() for d in range(len(block[0]))]
+            )
         case "most_used":
             return block[max(range(len(block)), key=lambda i: float(used[i]))]
     weight, size = rule.conv.weight, len(block[0])
-    rows = [sum((weight[d, j * size : (j + 1) * size] * x).sum() for j, x in enumerate(block)) for d in range(size)]
+    rows = [
+        sum((weight[d, j * size : (j + 1) * size] * x).sum() for j, x in enumerate(block))
+        for d in range(size)
+    ]
     return torch.stack(rows) + rule.conv.bias
 
 
-def by_the_book(layer: Any, segments: list[Tensor]) -> tuple[list[list[list[Tensor]]], list[Tensor]]:
+def by_the_book(
+    layer: Any, segments: list[Tensor]
+) -> tuple[list[list[list[Tensor]]], list[Tensor]]:
     """What the layer reads before each segment (row, state), and the loss after each."""
     rule, n_row = layer.memory, len(segments[0])
     memory: list[list[Tensor]] = [[] for _ in range(n_row)]
@@ -85,11 +100,15 @@ def by_the_book(layer: Any, segments: list[Tensor]) -> tuple[list[list[list[Tens
                 for h_D in h_BTD[b]:
                     pairs = zip(attention(layer, h_D, old), attention(layer, h_D, new), strict=True)
                     squares += [(one[1] - other[1]).square() for one, other in pairs]
-        losses.append(torch.cat(squares).mean() if squares else torch.zeros((), dtype=torch.float64))
+        losses.append(
+            torch.cat(squares).mean() if squares else torch.zeros((), dtype=torch.float64)
+        )
     return reads, losses
 
 
-def observed(model: TransformerXL, token_BT: Tensor) -> tuple[list[list[tuple[Tensor, Tensor]]], list[Any]]:
+def observed(
+    model: TransformerXL, token_BT: Tensor
+) -> tuple[list[list[tuple[Tensor, Tensor]]], list[Any]]:
     """Per segment what each layer read: the segment and what stood before it; and the loss of each segment."""
     seen: list[tuple[Tensor, Tensor]] = []
     for layer in model.layers:
@@ -111,8 +130,12 @@ def observed(model: TransformerXL, token_BT: Tensor) -> tuple[list[list[tuple[Te
     ],
     ids=str,
 )
-def test_what_is_read_and_the_loss_is_the_formula(shape: str, settings: dict[str, Any], seeded: None) -> None:
-    model = build(shape, memory="compressive", compress_rate=RATE, n_layer=2, d_model=6, d_head=3, **settings).train()
+def test_what_is_read_and_the_loss_is_the_formula(
+    shape: str, settings: dict[str, Any], seeded: None
+) -> None:
+    model = build(
+        shape, memory="compressive", compress_rate=RATE, n_layer=2, d_model=6, d_head=3, **settings
+    ).train()
     reads, losses = observed(model, TOKEN_BT)
     expected = [torch.zeros((), dtype=torch.float64) for _ in reads]
     for i, layer in enumerate(model.layers):
@@ -130,13 +153,17 @@ def test_what_is_read_and_the_loss_is_the_formula(shape: str, settings: dict[str
         return
     mine = dict(model.named_parameters())
     grads = torch.autograd.grad(sum(losses), list(mine.values()), allow_unused=True)
-    own_grads = torch.autograd.grad(sum(expected), [p for name, p in mine.items() if ".memory." in name])
+    own_grads = torch.autograd.grad(
+        sum(expected), [p for name, p in mine.items() if ".memory." in name]
+    )
     for loss, value in zip(losses, expected, strict=True):
         torch.testing.assert_close(loss, value, rtol=1e-10, atol=1e-12)
     of_memory = [grad for name, grad in zip(mine, grads, strict=True) if ".memory." in name]
     for found, wanted in zip(of_memory, own_grads, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
-    assert all(grad is None for name, grad in zip(mine, grads, strict=True) if ".memory." not in name)
+    assert all(
+        grad is None for name, grad in zip(mine, grads, strict=True) if ".memory." not in name
+    )
 
 
 def test_the_loss_of_the_words_does_not_change_the_compression(seeded: None) -> None:

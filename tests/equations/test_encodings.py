@@ -40,7 +40,13 @@ EQUATIONS: list[tuple[str, dict[str, Any]]] = [  # the encoding, and settings of
     ("learned_per_layer", {"n_position": 4, "pre_lnorm": True}),
     ("learned_per_layer", {"n_position": 4, "count_back": True}),
 ]
-SPANS = [Span(0, 1), Span(0, 5, window=3), Span(3, 4), Span(3, 4, clamp_len=2), Span(7, 2, clamp_len=1, window=6)]
+SPANS = [
+    Span(0, 1),
+    Span(0, 5, window=3),
+    Span(3, 4),
+    Span(3, 4, clamp_len=2),
+    Span(7, 2, clamp_len=1, window=6),
+]
 FLOAT32 = ("rotary",)
 """Keep their frequencies in float32, which this far from it makes a difference of 1e-6."""
 
@@ -49,7 +55,15 @@ FLOAT32 = ("rotary",)
 def test_a_layer_is_the_formula(position: str, settings: dict[str, Any]) -> None:
     if position == "floater":
         pytest.importorskip("torchdiffeq")
-    shape = {"n_token": 5, "n_layer": 1, "n_head": N, "d_head": H, "d_model": D, "d_inner": 4, "position": position}
+    shape = {
+        "n_token": 5,
+        "n_layer": 1,
+        "n_head": N,
+        "d_head": H,
+        "d_model": D,
+        "d_inner": 4,
+        "position": position,
+    }
     shape |= settings
     impl = shape.pop("attn_impl", "auto")
     model = TransformerXL(ModelConfig(**shape)).double()
@@ -71,7 +85,9 @@ def test_a_layer_is_the_formula(position: str, settings: dict[str, Any]) -> None
             torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
             wanted, upstream = [x_SD, *layer.parameters()], torch.randn_like(theirs)
             grads = [
-                torch.autograd.grad(out, wanted, upstream, allow_unused=True, materialize_grads=True)
+                torch.autograd.grad(
+                    out, wanted, upstream, allow_unused=True, materialize_grads=True
+                )
                 for out in (ours, theirs)
             ]
             torch.testing.assert_close(*grads, rtol=0, atol=10 * tolerance)

@@ -44,20 +44,37 @@ def by_the_book(
             def m(i: int, j: int, seen: Row = seen) -> Tensor:
                 return factor(layer.memory, seen[j][0], seen[i][1] - seen[j][1])
 
-            formula = getattr(loops, config.position)(config, layer.attn.pos, span)._replace(factor=m)
-            outs[-1].append(layer_by_loop(layer, torch.stack([h_D for h_D, _ in seen]), span, formula))
+            formula = getattr(loops, config.position)(config, layer.attn.pos, span)._replace(
+                factor=m
+            )
+            outs[-1].append(
+                layer_by_loop(layer, torch.stack([h_D for h_D, _ in seen]), span, formula)
+            )
             after = now + h_BTD.shape[1]
-            rows[b] = [(h_D.detach(), i) for h_D, i in seen if factor(layer.memory, h_D, after - i) > 0][-MEM_LEN:]
-        losses.append(ALPHA * torch.stack([span_of(layer.memory, h_D) for h_D in h_BTD.flatten(0, 1)]).mean())
+            rows[b] = [
+                (h_D.detach(), i) for h_D, i in seen if factor(layer.memory, h_D, after - i) > 0
+            ][-MEM_LEN:]
+        losses.append(
+            ALPHA * torch.stack([span_of(layer.memory, h_D) for h_D in h_BTD.flatten(0, 1)]).mean()
+        )
         kept.append(list(rows))
         now += h_BTD.shape[1]
     return outs, losses, kept
 
 
-@pytest.mark.parametrize("position", ["rel_sinusoid", "alibi", "none"])  # of each way to compute attention
+# of each way to compute attention
+@pytest.mark.parametrize("position", ["rel_sinusoid", "alibi", "none"])
 def test_a_layer_is_the_formula(position: str, seeded: None) -> None:
     settings = {"max_span": LONGEST, "span_ramp": RAMP, "span_loss": ALPHA, "memory": "expire_span"}
-    shape = {"n_token": 5, "n_layer": 1, "n_head": N, "d_head": H, "d_model": D, "d_inner": 4, "position": position}
+    shape = {
+        "n_token": 5,
+        "n_layer": 1,
+        "n_head": N,
+        "d_head": H,
+        "d_model": D,
+        "d_inner": 4,
+        "position": position,
+    }
     model = TransformerXL(ModelConfig(**shape, **settings)).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -81,7 +98,8 @@ def test_a_layer_is_the_formula(position: str, seeded: None) -> None:
             assert state.extra["age"][b].tolist() == [*zeros, *(now - i for _, i in row)]
             for found_D, (h_D, _) in zip(state.hidden_BMD[b, len(zeros) :], row, strict=True):
                 assert torch.equal(found_D, h_D)
-    assert len({len(row) for rows in kept for row in rows}) >= 3  # rows differ, shrink, and are cut at mem_len
+    # rows differ, shrink, and are cut at mem_len
+    assert len({len(row) for rows in kept for row in rows}) >= 3
     upstream = [torch.randn_like(out) for out in outs]
     theirs = [torch.stack(rows) for rows in books]
     torch.testing.assert_close(outs, theirs, rtol=0, atol=1e-11)

@@ -11,14 +11,24 @@ from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 
 D = 4
-SHAPE = {"n_token": 9, "n_layer": 2, "n_head": 2, "d_head": 2, "d_model": D, "d_inner": 6, "pre_lnorm": True}
+SHAPE = {
+    "n_token": 9,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_head": 2,
+    "d_model": D,
+    "d_inner": 6,
+    "pre_lnorm": True,
+}
 
 
 def row(matrix: Tensor, x_D: list[Tensor], i: int) -> Tensor:
     return sum((matrix[i, j] * x_D[j] for j in range(D)), torch.zeros((), dtype=matrix.dtype))
 
 
-def by_loop(name: str, w: list[Tensor], b: Tensor | None, x: list[Tensor], y: list[Tensor]) -> Tensor:
+def by_loop(
+    name: str, w: list[Tensor], b: Tensor | None, x: list[Tensor], y: list[Tensor]
+) -> Tensor:
     """g(x, y) of a token. Matrices in this order: those of r, z and h times y, then those times x."""
     out, reset = [], []
     if name == "gru":

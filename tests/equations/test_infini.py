@@ -26,7 +26,9 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
             matrix, norm = [[zero] * H for _ in range(H)], [zero] * H
             for i, (left_BLD, q_BNTH) in enumerate(zip(left, qs, strict=True)):
                 for t in range(T):
-                    out[i][b, n, t] = beside(rule.gate_N[n], read(matrix, norm, feature(q_BNTH[b, n, t])))
+                    out[i][b, n, t] = beside(
+                        rule.gate_N[n], read(matrix, norm, feature(q_BNTH[b, n, t]))
+                    )
                 new_matrix, new_norm = [list(row) for row in matrix], list(norm)
                 for x_D in left_BLD[b]:
                     k_H, v_H = feature(layer.k_NHD[n] @ x_D), layer.v_NHD[n] @ x_D

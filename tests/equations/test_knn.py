@@ -22,7 +22,8 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
                     near = sorted(stored, key=lambda pair: (q_H * pair[0]).sum().item())[-K:]
                     powers = [(rule.scale_N[n].exp() * (q_H * k_H).sum()).exp() for k_H, _ in near]
                     read = sum(
-                        (p / sum(powers) * v_H for p, (_, v_H) in zip(powers, near, strict=True)), torch.zeros(())
+                        (p / sum(powers) * v_H for p, (_, v_H) in zip(powers, near, strict=True)),
+                        torch.zeros(()),
                     )
                     out[i][b, n, t] = beside(rule.gate_N[n], read)
                 new = [(unit(layer.k_NHD[n] @ x_D), layer.v_NHD[n] @ x_D) for x_D in left_BLD[b]]

@@ -26,7 +26,14 @@ def operands(span: Span, n_bucket: int, n_round: int) -> tuple[list[Tensor], Ten
 def test_a_key_of_zeros_is_no_trouble_in_16_bits(dtype: torch.dtype) -> None:
     kernel, span = kernel_of().to(dtype), Span(0, 6)
     q, k, v = (torch.zeros(B, N, 6, H, dtype=dtype) for _ in range(3))
-    out = kernel(q, k, v, pos=NoPosition(ModelConfig(n_token=5, n_head=N, d_head=H)), feats=q.new_empty(0), span=span)
+    out = kernel(
+        q,
+        k,
+        v,
+        pos=NoPosition(ModelConfig(n_token=5, n_head=N, d_head=H)),
+        feats=q.new_empty(0),
+        span=span,
+    )
     assert out.isfinite().all()
 
 
@@ -67,7 +74,10 @@ def test_sorted_chunks_equal_the_full_matrix(M: int, T: int, reach: int, window:
 @pytest.mark.parametrize("window", [-1, 3])
 def test_the_rule_is_the_formula(window: int) -> None:
     """Kitaev et al. 2020: hash, share queries and keys, join rounds, look at oneself only where nothing else is."""
-    kernel, pos = kernel_of(lsh_round=2, lsh_bucket=6, lsh_reach=2), NoPosition(ModelConfig(n_token=5, d_head=H))
+    kernel, pos = (
+        kernel_of(lsh_round=2, lsh_bucket=6, lsh_reach=2),
+        NoPosition(ModelConfig(n_token=5, d_head=H)),
+    )
     span = Span(6, 9, window=window)
     x_BNSH, v_BNSH = torch.randn(2, B, N, 15, H).double()
     ours = kernel(x_BNSH[:, :, 6:], x_BNSH, v_BNSH, pos=pos, feats=x_BNSH.new_empty(0), span=span)
@@ -78,10 +88,16 @@ def test_the_rule_is_the_formula(window: int) -> None:
             turned = [x[s] @ R for s in range(15)]
             buckets.append([int(torch.cat([t, -t]).argmax()) for t in turned])
         for i in range(6, 15):
-            found = (j for bucket in buckets for j in [j for j in range(i) if bucket[j] == bucket[i]][-2:])
+            found = (
+                j
+                for bucket in buckets
+                for j in [j for j in range(i) if bucket[j] == bucket[i]][-2:]
+            )
             seen = sorted({j for j in found if window < 0 or i - j < window}) or [i]
             n_alone += seen == [i]
-            weights = torch.stack([x[i] @ x[j] / x[j].norm() * H**0.5 / H**0.5 for j in seen]).softmax(0)
+            weights = torch.stack(
+                [x[i] @ x[j] / x[j].norm() * H**0.5 / H**0.5 for j in seen]
+            ).softmax(0)
             expected = sum(w * v[j] for w, j in zip(weights, seen, strict=True))
             torch.testing.assert_close(ours[b, n, i - 6], expected, rtol=0, atol=1e-12)
     assert n_alone > 0

@@ -26,7 +26,9 @@ def shortening(weights: list[Tensor], keys: list[Tensor], shares: list[Tensor]) 
     if len(weights) == 1:
         c = sum(outer).square().sum().sqrt()
     else:
-        inner = [network([weights[0], torch.eye(weights[1].shape[0]).double()], k_H) for k_H in keys]
+        inner = [
+            network([weights[0], torch.eye(weights[1].shape[0]).double()], k_H) for k_H in keys
+        ]
         last = sum(share * torch.outer(x, x) for x, share in zip(inner, shares, strict=True))
         through = []
         for k_H in keys:
@@ -56,11 +58,19 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
             momentum = [torch.zeros_like(weight) for weight in weights]
             for i, (left_BLD, q_BNTH) in enumerate(zip(left, qs, strict=True)):
                 for t in range(T):
-                    out[i][b, n, t] = beside(rule.gate_N[n], network(weights, unit(q_BNTH[b, n, t])))
-                first = [weight if weight.requires_grad else weight.requires_grad_() for weight in weights]
+                    out[i][b, n, t] = beside(
+                        rule.gate_N[n], network(weights, unit(q_BNTH[b, n, t]))
+                    )
+                first = [
+                    weight if weight.requires_grad else weight.requires_grad_()
+                    for weight in weights
+                ]
                 keys = [unit(layer.k_NHD[n] @ x_D) for x_D in left_BLD[b]]
                 rates = [
-                    (rule.rates.weight[3 * n : 3 * n + 3] @ x_D + rule.rates.bias[3 * n : 3 * n + 3]).sigmoid()
+                    (
+                        rule.rates.weight[3 * n : 3 * n + 3] @ x_D
+                        + rule.rates.bias[3 * n : 3 * n + 3]
+                    ).sigmoid()
                     for x_D in left_BLD[b]
                 ]
                 slower = shortening(first, keys, [coming_to(t, rates) for t in range(len(rates))])
@@ -69,7 +79,9 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
                     v_H = layer.v_NHD[n] @ x_D
                     loss = (network(first, k_H) - v_H).square().sum()
                     grads = torch.autograd.grad(loss, first, create_graph=True)
-                    momentum = [keep * s - rate / slower * g for s, g in zip(momentum, grads, strict=True)]
+                    momentum = [
+                        keep * s - rate / slower * g for s, g in zip(momentum, grads, strict=True)
+                    ]
                     weights = [(1 - forget) * w + s for w, s in zip(weights, momentum, strict=True)]
     assert min(shortened) == 1 < max(shortened)
     return out

@@ -38,12 +38,16 @@ def test_the_rule_is_the_formula(M: int, T: int, window: int) -> None:
 
     def phi(x_H: Tensor) -> Tensor:
         x_H = x_H / H**0.25
-        return torch.stack([(omega_H @ x_H - x_H @ x_H / 2).exp() / 7**0.5 for omega_H in rule.omega_FH])
+        return torch.stack(
+            [(omega_H @ x_H - x_H @ x_H / 2).exp() / 7**0.5 for omega_H in rule.omega_FH]
+        )
 
     for b, n, t in ((b, n, t) for b in range(B) for n in range(N) for t in range(T)):
         seen = [s for s in range(M + t + 1) if window < 0 or M + t - s < window]
         weights = torch.stack([phi(q_BNTH[b, n, t]) @ phi(k_BNSH[b, n, s]) for s in seen])
-        expected = sum(w * v_BNSH[b, n, s] for w, s in zip(weights, seen, strict=True)) / weights.sum()
+        expected = (
+            sum(w * v_BNSH[b, n, s] for w, s in zip(weights, seen, strict=True)) / weights.sum()
+        )
         torch.testing.assert_close(ours[b, n, t], expected, rtol=0, atol=1e-12)
 
 
@@ -74,16 +78,21 @@ def test_blocks_equal_the_definition(M: int, T: int, window: int) -> None:
 
 
 @pytest.mark.parametrize("growth", [57, 59, 400])
-def test_keys_that_outweigh_those_before_them_are_read_to_the_precision_of_the_numbers(growth: float) -> None:
+def test_keys_that_outweigh_those_before_them_are_read_to_the_precision_of_the_numbers(
+    growth: float,
+) -> None:
     """Near 58 the masked product is at the end of float32's range, beyond it halves take its place."""
     logx_BNTF, logy_BNSF, v_BNSH = (torch.randn(1, N, 200, E) for E in (8, 8, H))
     logy_BNSF[..., 70:, ::2] += growth - 6
     logx_BNTF[..., 1:, ::2] -= growth / 2
     leaves = [x.requires_grad_() for x in (logx_BNTF, logy_BNSF, v_BNSH)]
     fast = with_gradients(causal_ratio, leaves, Span(0, 200))
-    full = with_gradients(definition, [x.detach().double().requires_grad_() for x in leaves], Span(0, 200))
+    full = with_gradients(
+        definition, [x.detach().double().requires_grad_() for x in leaves], Span(0, 200)
+    )
     for one, two in zip(fast, full, strict=True):
-        torch.testing.assert_close(one.double(), two, rtol=1e-4, atol=2e-4)  # exponents of 400 have no more than 3e-5
+        # exponents of 400 have no more than 3e-5
+        torch.testing.assert_close(one.double(), two, rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.usefixtures("_asked")
@@ -95,7 +104,8 @@ def test_a_later_key_does_not_move_earlier_outputs(size: float, M: int, window: 
     other_BNSH, span = k_BNSH * size, Span(M, 16, window=window)
     other_BNSH[:, :, -1] = 0
     before, after = (attend(q_BNTH, k, v_BNSH, span) for k in (k_BNSH * size, other_BNSH))
-    torch.testing.assert_close(after[:, :, :-1], before[:, :, :-1], rtol=0, atol=1e-3)  # exponents are rounded
+    # exponents are rounded
+    torch.testing.assert_close(after[:, :, :-1], before[:, :, :-1], rtol=0, atol=1e-3)
     if M == 0:
         torch.testing.assert_close(after[:, :, 0], v_BNSH[:, :, 0], rtol=0, atol=1e-5)
 
@@ -104,9 +114,14 @@ def test_a_later_key_does_not_move_earlier_outputs(size: float, M: int, window: 
 @pytest.mark.parametrize("window", [-1, 3])
 def test_no_device_is_asked_for_a_number_and_what_is_compiled_is_one_graph(window: int) -> None:
     """Tensors on the meta device have no values: what would look at one raises."""
-    span, leaves = Span(3, 9, window=window), [torch.randn(1, N, L, 5).double() for L in (9, 12, 12)]
+    span, leaves = (
+        Span(3, 9, window=window),
+        [torch.randn(1, N, L, 5).double() for L in (9, 12, 12)],
+    )
     on_meta = [x.to("meta").requires_grad_() for x in leaves]
-    assert [x.shape for x in with_gradients(causal_ratio, on_meta, span)[1:]] == [x.shape for x in leaves]
+    assert [x.shape for x in with_gradients(causal_ratio, on_meta, span)[1:]] == [
+        x.shape for x in leaves
+    ]
     compiled = torch.compile(lambda: causal_ratio(*leaves, span), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(), causal_ratio(*leaves, span), rtol=0, atol=1e-12)
 
@@ -130,15 +145,21 @@ def test_features_are_orthogonal_in_groups_and_normal_in_length() -> None:
         gram = omega_FH[first : first + 8] @ omega_FH[first : first + 8].mT
         torch.testing.assert_close(gram, gram.diagonal().diag(), rtol=0, atol=1e-4)
     torch.testing.assert_close(omega_FH.mean(0), torch.zeros(8), rtol=0, atol=0.04)
-    torch.testing.assert_close(omega_FH.mT @ omega_FH / len(omega_FH), torch.eye(8), rtol=0, atol=0.05)
-    assert float(omega_FH.norm(dim=1).std()) == pytest.approx(0.695, abs=0.03)  # of the chi distribution with 8
+    torch.testing.assert_close(
+        omega_FH.mT @ omega_FH / len(omega_FH), torch.eye(8), rtol=0, atol=0.05
+    )
+    # of the chi distribution with 8
+    assert float(omega_FH.norm(dim=1).std()) == pytest.approx(0.695, abs=0.03)
 
 
 @pytest.mark.parametrize("size", [1e-3, 30.0, 1e3])
 def test_keys_of_any_size_give_means_of_values_and_finite_gradients(size: float) -> None:
     """The first coordinate of every value is 1, and so is that of every mean of them."""
     _, attend = kernel_of(16)
-    leaves, v_BNSH = [(torch.randn(1, N, 300, H) * size).requires_grad_() for _ in range(2)], torch.randn(1, N, 300, H)
+    leaves, v_BNSH = (
+        [(torch.randn(1, N, 300, H) * size).requires_grad_() for _ in range(2)],
+        torch.randn(1, N, 300, H),
+    )
     v_BNSH[..., 0] = 1
     out = attend(*leaves, v_BNSH, Span(0, 300))
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), leaves))

@@ -18,7 +18,14 @@ from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 
 CPU = torch.device("cpu")
-SIZES: dict[str, Any] = {"n_token": 9, "n_layer": 2, "n_head": N, "d_head": H, "d_model": D, "d_inner": 5}
+SIZES: dict[str, Any] = {
+    "n_token": 9,
+    "n_layer": 2,
+    "n_head": N,
+    "d_head": H,
+    "d_model": D,
+    "d_inner": 5,
+}
 
 
 def model_of(position: str, **settings: Any) -> TransformerXL:
@@ -56,7 +63,9 @@ def test_shifts_are_gathers_and_each_others_inverse(T: int, S: int) -> None:
     assert all(not by_distance[..., t, : T - 1 - t].any() for t in range(T))
 
 
-@pytest.mark.parametrize(("M", "T", "window"), [(0, 5, -1), (0, 5, 4), (0, 5, 5), (3, 5, -1), (2, 1, -1)])
+@pytest.mark.parametrize(
+    ("M", "T", "window"), [(0, 5, -1), (0, 5, 4), (0, 5, 5), (3, 5, -1), (2, 1, -1)]
+)
 def test_a_triangle_is_what_the_mask_says(M: int, T: int, window: int) -> None:
     span = Span(M, T, window=window)
     triangle_TS = torch.ones(T, M + T, dtype=torch.bool).tril()
@@ -76,7 +85,11 @@ def test_what_is_far_is_not_rounded_to_half_precision() -> None:
 
 
 def test_turning_keeps_distances_however_far_the_window_reaches() -> None:
-    pos, q, k = encoding("rotary"), torch.randn(1, 2, 1, H).double(), torch.randn(1, 2, 1001, H).double()
+    pos, q, k = (
+        encoding("rotary"),
+        torch.randn(1, 2, 1, H).double(),
+        torch.randn(1, 2, 1001, H).double(),
+    )
     far_q, far_k = pos.transform_qk(q, k, Span(1000, 1))
     near_q, near_k = pos.transform_qk(q, k[:, :, -5:], Span(4, 1))
     torch.testing.assert_close((far_q @ far_k.mT)[..., -5:], near_q @ near_k.mT, rtol=0, atol=1e-12)
@@ -101,7 +114,9 @@ def test_distances_are_dropped_out_once_for_all_layers() -> None:
     assert (seen[0] == 0).any()
 
 
-@pytest.mark.parametrize(("n_bucket", "max_distance"), [(32, 128), (8, 64), (6, 8), (7, 100), (32, 17)])
+@pytest.mark.parametrize(
+    ("n_bucket", "max_distance"), [(32, 128), (8, 64), (6, 8), (7, 100), (32, 17)]
+)
 def test_every_distance_falls_in_its_bucket(n_bucket: int, max_distance: int) -> None:
     pos = encoding("t5", n_bucket=n_bucket, max_distance=max_distance)
     rows_S = pos.prepare(Span(0, 150), like=torch.zeros(1))
@@ -117,7 +132,9 @@ def test_training_of_floater_begins_at_the_sinusoids(untie_r: bool) -> None:
     assert (first.motion is second.motion) == (first.z0_D is second.z0_D) == (not untie_r)
     span, x_BSD = Span(3, 5), torch.zeros(1, 8, D)
     for pos in (first, second):
-        placed_BTD, placed_BMD = pos.qk_input(x_BSD[:, 3:], x_BSD[:, :3], first.prepare(span, like=x_BSD), span)
+        placed_BTD, placed_BMD = pos.qk_input(
+            x_BSD[:, 3:], x_BSD[:, :3], first.prepare(span, like=x_BSD), span
+        )
         placed_SD = torch.cat([placed_BMD, placed_BTD], dim=1)[0]
         assert torch.equal(placed_SD, sinusoid(torch.arange(8), D, torch.float32))
         assert pos.motion[0].weight.std() > 0.005
@@ -126,11 +143,20 @@ def test_training_of_floater_begins_at_the_sinusoids(untie_r: bool) -> None:
 TABLES = ["learned_relative", "learned_per_layer", "learned_absolute", "relative_keys"]
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     *(
-        ({"position": name}, f"--position {name}: learns a row for each position; set the number with")
+        (
+            {"position": name},
+            f"--position {name}: learns a row for each position; set the number with",
+        )
         for name in TABLES
     ),
-    ({"position": "rotary", "d_head": 5}, "--d_head 5: --position rotary rotates pairs of channels; use an even one"),
-    ({"position": "t5", "max_distance": 16}, "--max_distance 16: must be above half of --n_bucket 32"),
+    (
+        {"position": "rotary", "d_head": 5},
+        "--d_head 5: --position rotary rotates pairs of channels; use an even one",
+    ),
+    (
+        {"position": "t5", "max_distance": 16},
+        "--max_distance 16: must be above half of --n_bucket 32",
+    ),
     ({"position": "t5", "n_bucket": 1}, "--n_bucket 1: --position t5 needs at least 2"),
     ({"position": "floater"}, r"--position floater: needs torchdiffeq, .* pip install torchdiffeq"),
 ]

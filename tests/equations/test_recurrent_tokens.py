@@ -13,7 +13,9 @@ def test_what_is_read_and_written_is_the_formula(seeded: None) -> None:
     model = build("recurrent_tokens", **SMALL | {"n_memory_token": M})
     plain = build("no_memory", **SMALL)
     begin_MD = model.layers[0].memory.begin_MD
-    weights = {name: p for name, p in model.state_dict(keep_vars=True).items() if "begin_MD" not in name}
+    weights = {
+        name: p for name, p in model.state_dict(keep_vars=True).items() if "begin_MD" not in name
+    }
     segments = [torch.randn(2, n, 8).double().requires_grad_() for n in (4, 1, 3)]
     memory, found = None, []
     tokens_BMD, expected = begin_MD.expand(2, -1, -1), []
@@ -26,10 +28,16 @@ def test_what_is_read_and_written_is_the_formula(seeded: None) -> None:
         expected.append(out_BLD[:, M:-M])
         tokens_BMD = out_BLD[:, -M:]
     assert memory is not None
-    of = [begin_MD, segments[0], *(p for name, p in model.named_parameters() if name.startswith("layers.1"))]
+    of = [
+        begin_MD,
+        segments[0],
+        *(p for name, p in model.named_parameters() if name.startswith("layers.1")),
+    ]
     grads, own = (torch.autograd.grad(outs[-1].square().sum(), of) for outs in (found, expected))
     for ours, theirs in zip(
-        [*found, memory.states[0].extra["tokens"], *grads], [*expected, tokens_BMD, *own], strict=True
+        [*found, memory.states[0].extra["tokens"], *grads],
+        [*expected, tokens_BMD, *own],
+        strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     assert bool(grads[0].any())

@@ -22,7 +22,15 @@ from txl.positions import POSITION_ENCODINGS
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 
-SIZES = {"n_token": 50, "n_layer": 2, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 32, "n_position": 20}
+SIZES = {
+    "n_token": 50,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_head": 8,
+    "d_model": 16,
+    "d_inner": 32,
+    "n_position": 20,
+}
 CONTEXT = Context(tgt_len=8, mem_len=10)
 IDS = torch.from_numpy(np.random.default_rng(0).integers(0, 50, (3, 65)))
 SEGMENTS = [(IDS[:, i : i + 8], IDS[:, i + 1 : i + 9], None) for i in range(0, 64, 8)]
@@ -71,12 +79,16 @@ def test_float32_changes_nothing_and_a_recording_gives_the_same_numbers() -> Non
     with autocast_of(model, "float32"):
         assert evaluate(model, SEGMENTS, CONTEXT) == full
     with autocast_of(model, "bfloat16"):
-        recorded = evaluate(model, SEGMENTS, CONTEXT, predictor=CudaGraphModel(model, record=lambda work: work))
+        recorded = evaluate(
+            model, SEGMENTS, CONTEXT, predictor=CudaGraphModel(model, record=lambda work: work)
+        )
         assert recorded == evaluate(model, SEGMENTS, CONTEXT)
 
 
 @pytest.mark.parametrize(("recurrence", "kind"), [("below", KeyValueMemory), ("same", Memory)])
-def test_keys_and_values_are_kept_in_half_precision_and_hidden_states_are_not(recurrence: str, kind: type) -> None:
+def test_keys_and_values_are_kept_in_half_precision_and_hidden_states_are_not(
+    recurrence: str, kind: type
+) -> None:
     model = model_of(recurrence=recurrence)
     reader = Frozen(model)
     memory = reader.fresh_memory(3)
@@ -128,7 +140,10 @@ def test_what_is_beyond_float16_is_refused() -> None:
     for dtype in ("float32", "bfloat16"):  # which are not to blame
         with autocast_of(model, dtype):
             require_in_range(torch.tensor([0.0, torch.inf]), model.device)
-    with autocast_of(model, "float16"), pytest.raises(UsageError, match=r"--dtype float16: .* use bfloat16"):
+    with (
+        autocast_of(model, "float16"),
+        pytest.raises(UsageError, match=r"--dtype float16: .* use bfloat16"),
+    ):
         list(generate(model, [1, 2], CONTEXT, length=3))
 
 
@@ -140,7 +155,9 @@ class Watching:
 
     def fresh_state(self, batch_size: int) -> None: ...
 
-    def mixed(self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: None) -> tuple[Tensor, None]:
+    def mixed(
+        self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: None
+    ) -> tuple[Tensor, None]:
         self.seen |= {nll_BT.dtype, (hidden_BTD @ hidden_BTD.mT).dtype}
         return nll_BT, None
 

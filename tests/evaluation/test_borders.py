@@ -26,7 +26,9 @@ AT = {"tgt_len": 5, "mem_len": 6}
 BESIDE = ["pre_lnorm_adaptive", "same", "reversible"]
 
 
-def rows_of_ranks(model: TransformerXL, context: Context, world: int = 1, **flags: Any) -> list[Row]:
+def rows_of_ranks(
+    model: TransformerXL, context: Context, world: int = 1, **flags: Any
+) -> list[Row]:
     settings: dict[str, Any] = {"borders": "aside"} | flags
     config = EvalConfig(**settings)
     split = scoring.Split("test", IDS, WORDS, lambda: STARTS)
@@ -46,7 +48,8 @@ def nats_by_the_book(model: TransformerXL, context: Context, starts: np.ndarray)
     after the token."""
     nats = np.zeros(len(IDS))
     quarter = -(-context.tgt_len // 4)
-    begins = [0, *(int(start) - 1 for start in starts)]  # the first of a document is predicted from the token before it
+    # the first of a document is predicted from the token before it
+    begins = [0, *(int(start) - 1 for start in starts)]
     for begin, end in zip(begins, [*begins[1:], len(IDS) - 1], strict=True):
         for place in range(begin + 1, end + 1):
             in_segment = (place - 1 - begin) % context.tgt_len
@@ -68,7 +71,10 @@ def nats_after(model: TransformerXL, context: Context, borders: list[int]) -> fl
 CASES = {
     **{name: AT for name in [*ENCODINGS, *BESIDE] if not name.startswith("floater")},
     **{name: {} for name in MEMORY_MODELS if name != "toy"},
-    **{f"{name} without memory": {"mem_len": 0} for name in ("fifo", "compressive", "infini", "knn", "neural")},
+    **{
+        f"{name} without memory": {"mem_len": 0}
+        for name in ("fifo", "compressive", "infini", "knn", "neural")
+    },
     "plain ext_len": {"tgt_len": 6, "mem_len": 4, "ext_len": 3},
     "plain same_length": {"tgt_len": 7, "mem_len": 6, "same_length": True},
     **{f"plain segments of {n}": {"tgt_len": n, "mem_len": 6} for n in (2, 10, 100)},
@@ -91,7 +97,9 @@ def test_every_token_has_the_nats_of_a_reading_in_which_it_stands_late(case: str
 
 @pytest.mark.parametrize("reset", ["never", "document"])
 @pytest.mark.parametrize(("batch_size", "world"), [(1, 1), (3, 2), (7, 1), (50, 3)])
-def test_neither_streams_nor_ranks_nor_documents_change_it(reset: str, batch_size: int, world: int) -> None:
+def test_neither_streams_nor_ranks_nor_documents_change_it(
+    reset: str, batch_size: int, world: int
+) -> None:
     model, context = build("pre_lnorm_adaptive", n_layer=2), Context(tgt_len=5, mem_len=7)
     starts = STARTS if reset == "document" else np.array([], dtype=np.int64)
     rows = rows_of_ranks(model, context, world, batch_size=batch_size, reset=reset)
@@ -129,7 +137,10 @@ def test_what_does_not_go_with_it_is_refused() -> None:
 @pytest.mark.parametrize("name", ["pre_lnorm_adaptive", "infini"])
 def test_from_python_the_losses_are_those_of_eval(name: str, starts: np.ndarray | None) -> None:
     model, context = build(name, **SMALL | MODELS[name]), Context(tgt_len=5, mem_len=7)
-    lm = cast(LanguageModel, SimpleNamespace(model=model, model_config=model.config, computing=contextlib.nullcontext))
+    lm = cast(
+        LanguageModel,
+        SimpleNamespace(model=model, model_config=model.config, computing=contextlib.nullcontext),
+    )
     reset = "never" if starts is None else "document"
     for borders in ("cut", "aside"):
         batch_size = 1 if name == "infini" and starts is None else 4

@@ -31,7 +31,9 @@ KEEP_ALL = Context(mem_len=10**6)
 CPU = torch.device("cpu")
 
 
-def score(convention: str, model: TransformerXL, context: Context, batch_size: int, ids: np.ndarray = IDS) -> Score:
+def score(
+    convention: str, model: TransformerXL, context: Context, batch_size: int, ids: np.ndarray = IDS
+) -> Score:
     """As eval.py does it."""
     reading = reading_of(convention, model, context, n_token=10**9)
     lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
@@ -49,12 +51,18 @@ def batches(data: Tensor, context: Context) -> Iterator[tuple[int, Tensor, Tenso
     """As LMOrderedIterator's get_batch: where a segment begins, its input and target, batch first."""
     for i in range(0, len(data) - 1, context.tgt_len):
         seq_len = min(context.tgt_len, len(data) - 1 - i)
-        yield i, data[max(0, i - context.ext_len) : i + seq_len].t(), data[i + 1 : i + 1 + seq_len].t()
+        yield (
+            i,
+            data[max(0, i - context.ext_len) : i + seq_len].t(),
+            data[i + 1 : i + 1 + seq_len].t(),
+        )
 
 
 def average(weighted: list[tuple[int, float]]) -> float:
     """Their total_loss / total_len: each segment's mean loss weighs its length."""
-    return sum(seq_len * loss for seq_len, loss in weighted) / sum(seq_len for seq_len, _ in weighted)
+    return sum(seq_len * loss for seq_len, loss in weighted) / sum(
+        seq_len for seq_len, _ in weighted
+    )
 
 
 ORIGINAL = [
@@ -133,7 +141,9 @@ LM1B = [
 
 
 @pytest.mark.parametrize(("convention", "context", "batch_size"), LM1B, ids=str)
-def test_sentences_are_dealt_to_the_streams(convention: str, context: Context, batch_size: int) -> None:
+def test_sentences_are_dealt_to_the_streams(
+    convention: str, context: Context, batch_size: int
+) -> None:
     """One Billion Word's: the remainder is dropped; the memory is carried across sentences."""
     model, ids = build("pre_lnorm_adaptive", n_layer=2), sentences(40)
     reading = reading_of(convention, model, context, n_token=len(ids))
@@ -148,7 +158,8 @@ def test_sentences_are_dealt_to_the_streams(convention: str, context: Context, b
     config = EvalConfig(convention=convention, batch_size=batch_size)
     for world in (1, 3, 7):
         shares = [
-            scoring.score(model, split, context, config, OneOfMany(rank, world, CPU)).score for rank in range(world)
+            scoring.score(model, split, context, config, OneOfMany(rank, world, CPU)).score
+            for rank in range(world)
         ]
         ours = Score.total(shares)
         assert (ours.tokens, ours.words) == (len(nats) * batch_size * context.tgt_len, words)
@@ -181,12 +192,16 @@ def test_a_figure_that_is_not_reproduced_says_so(
 def test_queries_that_are_not_normalised_are_not_reproduced() -> None:
     for name in ("attn2", "attn3"):
         golden = Golden(name)
-        model, context = from_kimiyoung(golden.state(), golden.config["model"] | {"pre_lnorm": True})
+        model, context = from_kimiyoung(
+            golden.state(), golden.config["model"] | {"pre_lnorm": True}
+        )
         without = dataclasses.replace(context, mem_len=0)
         normed = "takes queries from states that are not normalised"
         both = f"its attn_type {name[-1]} adds positions to its memory again at each segment and {normed}"
         assert reading_of("original", model, context, n_token=99).unlike.endswith(both)
-        assert reading_of("original", model, without, n_token=99).unlike.endswith(f"attn_type {name[-1]} {normed}")
+        assert reading_of("original", model, without, n_token=99).unlike.endswith(
+            f"attn_type {name[-1]} {normed}"
+        )
 
 
 def nvidia_mask(qlen: int, mlen: int, mem_len: int, same_length: bool) -> Tensor:
@@ -217,7 +232,15 @@ def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPat
     ours = score("nvidia", model, context, batch_size)
 
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor, w: Tensor, *, scale: float, **_: object
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        r: Tensor,
+        u: Tensor,
+        w: Tensor,
+        *,
+        scale: float,
+        **_: object,
     ) -> Tensor:
         n_new, n_key = q.shape[2], k.shape[2]
         place = rel_shift((q + w[:, None]) @ r.permute(1, 2, 0))
@@ -244,7 +267,10 @@ def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("shape", "context"),
-    [("plain", Context(tgt_len=4, mem_len=6)), ("pre_lnorm", Context(tgt_len=3, mem_len=5, same_length=True))],
+    [
+        ("plain", Context(tgt_len=4, mem_len=6)),
+        ("pre_lnorm", Context(tgt_len=3, mem_len=5, same_length=True)),
+    ],
 )
 def test_huggingface(shape: str, context: Context) -> None:
     """Streams as the original's; the memory begins as mem_len states of zeros, none of them masked."""
@@ -257,13 +283,17 @@ def test_huggingface(shape: str, context: Context) -> None:
         weighted.append((target_BT.shape[1], nll_BT.mean().item()))
     ours = score("huggingface", model, context, 3)
     assert ours.nats_per_token == pytest.approx(average(weighted), rel=1e-12)
-    assert ours.nats_per_token != pytest.approx(score("original", model, context, 3).nats_per_token, rel=1e-6)
+    assert ours.nats_per_token != pytest.approx(
+        score("original", model, context, 3).nats_per_token, rel=1e-6
+    )
 
 
 def test_huggingface_gives_the_figures_of_its_code() -> None:
     golden = np.load(GOLDEN)
     state = {
-        key.removeprefix("param/"): torch.from_numpy(golden[key]).double() for key in golden if key.startswith("param/")
+        key.removeprefix("param/"): torch.from_numpy(golden[key]).double()
+        for key in golden
+        if key.startswith("param/")
     }
     model, context = from_kimiyoung(state, json.loads(str(golden["config"]))["model"])
     ours = score("huggingface", model, context, 2, golden["text"].ravel())
@@ -272,5 +302,8 @@ def test_huggingface_gives_the_figures_of_its_code() -> None:
 
 
 def test_what_a_convention_cannot_do_is_refused() -> None:
-    with pytest.raises(DataError, match=r"--batch_size 10: streams of 15 tokens are too short to warm up on 20 tokens"):
+    with pytest.raises(
+        DataError,
+        match=r"--batch_size 10: streams of 15 tokens are too short to warm up on 20 tokens",
+    ):
         equal_streams(IDS, batch_size=10, tgt_len=4, n_warmup=5)

@@ -20,7 +20,9 @@ CONTEXTS = [
 @pytest.fixture
 def model() -> TransformerXL:
     torch.manual_seed(0)
-    config = ModelConfig(n_token=30, n_layer=3, n_head=2, d_head=4, d_model=8, d_inner=10, cutoffs=(10,), div_val=2)
+    config = ModelConfig(
+        n_token=30, n_layer=3, n_head=2, d_head=4, d_model=8, d_inner=10, cutoffs=(10,), div_val=2
+    )
     model = TransformerXL(config).double().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
@@ -29,7 +31,9 @@ def model() -> TransformerXL:
 
 def nats(predictor: Frozen, token_BT: Tensor, sizes: list[int], context: Context) -> Tensor:
     memory, found = predictor.fresh_memory(len(token_BT)), []
-    pieces = zip(token_BT[:, :-1].split(sizes, dim=1), token_BT[:, 1:].split(sizes, dim=1), strict=True)
+    pieces = zip(
+        token_BT[:, :-1].split(sizes, dim=1), token_BT[:, 1:].split(sizes, dim=1), strict=True
+    )
     with torch.no_grad():
         for input_BT, target_BT in pieces:
             nll_BT, memory = predictor.nll(input_BT, target_BT, memory, context)
@@ -37,14 +41,22 @@ def nats(predictor: Frozen, token_BT: Tensor, sizes: list[int], context: Context
     return torch.cat(found, dim=1)
 
 
-CUTS = [([4] * 6, 0), ([4] * 5 + [3, 1], 1), ([1] * 24, 0), ([4, 4, 4, 2, 4, 4, 2], 1), ([4] * 6, 2)]
+CUTS = [
+    ([4] * 6, 0),
+    ([4] * 5 + [3, 1], 1),
+    ([1] * 24, 0),
+    ([4, 4, 4, 2, 4, 4, 2], 1),
+    ([4] * 6, 2),
+]
 
 
 @pytest.mark.parametrize(("sizes", "n"), CUTS, ids=str)
 def test_a_recording_gives_the_models_nats(model: TransformerXL, sizes: list[int], n: int) -> None:
     context, token_BT, recorded = CONTEXTS[n], torch.randint(0, 30, (3, 25)), []
     graphed = CudaGraphModel(model, record=lambda work: recorded.append(work) or work)
-    torch.testing.assert_close(nats(graphed, token_BT, sizes, context), nats(Frozen(model), token_BT, sizes, context))
+    torch.testing.assert_close(
+        nats(graphed, token_BT, sizes, context), nats(Frozen(model), token_BT, sizes, context)
+    )
     assert len(recorded) > 0 or context.mem_len == 0
 
 
@@ -68,10 +80,14 @@ def test_a_memory_serves_once(model: TransformerXL) -> None:
     with pytest.raises(ValueError, match="has been used"):
         graphed(torch.zeros(1, 4, dtype=torch.int64), memory, context)
     with pytest.raises(ValueError, match="has been used"):
-        graphed(torch.zeros(1, 4, dtype=torch.int64), memory, dataclasses.replace(context, clamp_len=3))
+        graphed(
+            torch.zeros(1, 4, dtype=torch.int64), memory, dataclasses.replace(context, clamp_len=3)
+        )
 
 
-def test_what_cannot_be_recorded_is_read_without(model: TransformerXL, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_recorded_is_read_without(
+    model: TransformerXL, caplog: pytest.LogCaptureFixture
+) -> None:
     def record(work: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -80,16 +96,22 @@ def test_what_cannot_be_recorded_is_read_without(model: TransformerXL, caplog: p
     torch.testing.assert_close(
         nats(graphed, token_BT, [4] * 6, context), nats(Frozen(model), token_BT, [4] * 6, context)
     )
-    assert caplog.messages == ["no CUDA graph, running without: operation not permitted when stream is capturing"]
+    assert caplog.messages == [
+        "no CUDA graph, running without: operation not permitted when stream is capturing"
+    ]
 
 
-def test_positions_are_projected_before_the_recording(model: TransformerXL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_are_projected_before_the_recording(
+    model: TransformerXL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A memory that was filled by hand has none yet; were they made in the recording, each replay would make them."""
     context, empty = CONTEXTS[0], Frozen(model).fresh_memory(1)
     layers = [layer.appended(*torch.randn(2, 1, 2, 6, 4).double()) for layer in empty.layers]
     memory, calls = dataclasses.replace(empty, layers=tuple(layers)), []
     project = type(model.layers[0].attn.pos).project
-    monkeypatch.setattr(type(model.layers[0].attn.pos), "project", lambda *a: calls.append(a) or project(*a))
+    monkeypatch.setattr(
+        type(model.layers[0].attn.pos), "project", lambda *a: calls.append(a) or project(*a)
+    )
     graphed = CudaGraphModel(model, record=lambda work: work)
     for token_BT in torch.randint(0, 30, (1, 16)).split(4, dim=1):
         _, memory = graphed(token_BT, memory, context)

@@ -54,7 +54,10 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     config = EvalConfig(**flags)
     ranks = [OneOfMany(rank, world, torch.device("cpu")) for rank in range(world)]
     return Score.total(
-        scoring.score(MODEL, scoring.Split("test", IDS, SIZES, lambda: STARTS), context, config, r).score for r in ranks
+        scoring.score(
+            MODEL, scoring.Split("test", IDS, SIZES, lambda: STARTS), context, config, r
+        ).score
+        for r in ranks
     )
 
 
@@ -69,11 +72,17 @@ LOOKS = [
 
 
 @pytest.mark.parametrize(("context", "reset"), LOOKS, ids=str)
-def test_a_total_counts_every_token_but_the_first_once_for_every_batch_size(context: Context, reset: str) -> None:
+def test_a_total_counts_every_token_but_the_first_once_for_every_batch_size(
+    context: Context, reset: str
+) -> None:
     """And for every number of ranks; counts of words and the rest as the nats."""
     one = score(context, reset=reset, batch_size=1)
     assert one.tokens == one.words + one.lines == len(IDS) - 1
-    assert (one.words, one.characters, one.unknown) == (len(IDS) - 1, IDS[1:].sum(), (IDS[1:] == 1).sum())
+    assert (one.words, one.characters, one.unknown) == (
+        len(IDS) - 1,
+        IDS[1:].sum(),
+        (IDS[1:] == 1).sum(),
+    )
     for batch_size, world in ((7, 2), (16, 1)):
         other = score(context, world, reset=reset, batch_size=batch_size)
         assert other.nats == pytest.approx(one.nats, rel=1e-9)
@@ -83,7 +92,9 @@ def test_a_total_counts_every_token_but_the_first_once_for_every_batch_size(cont
 
 @pytest.mark.parametrize(("reset", "mem_len"), [("never", 1), ("document", 6)])
 def test_with_same_length_nats_do_not_depend_on_tgt_len(reset: str, mem_len: int) -> None:
-    contexts = [Context(tgt_len=tgt_len, mem_len=mem_len, same_length=True) for tgt_len in (3, 8, 64)]
+    contexts = [
+        Context(tgt_len=tgt_len, mem_len=mem_len, same_length=True) for tgt_len in (3, 8, 64)
+    ]
     one, *others = (score(context, reset=reset, batch_size=3) for context in contexts)
     for other in others:
         assert other.nats == pytest.approx(one.nats, rel=1e-9)
@@ -103,7 +114,10 @@ def test_an_article_is_read_with_an_empty_memory() -> None:
     starts = np.flatnonzero((IDS == 2) & (np.roll(IDS, 1) == 0))
     ends = [*starts[1:], len(IDS)]
     lone = Ranks(0, 1, torch.device("cpu"))
-    splits = [scoring.Split("test", IDS[a - 1 : b], {}, lambda: STARTS) for a, b in zip(starts, ends, strict=True)]
+    splits = [
+        scoring.Split("test", IDS[a - 1 : b], {}, lambda: STARTS)
+        for a, b in zip(starts, ends, strict=True)
+    ]
     alone = [scoring.score(MODEL, split, context, EvalConfig(), lone) for split in splits]
     together = score(context, reset="document", batch_size=3)
     assert together.nats == pytest.approx(sum(row.score.nats for row in alone), rel=1e-9)
@@ -114,7 +128,9 @@ def test_every_process_has_a_stream_unless_told_otherwise() -> None:
     checkpoint = SimpleNamespace(model_config=ModelConfig(n_token=5))
     many = OneOfMany(0, 16, torch.device("cpu"))
     streams = {
-        convention: eval_command.default_streams(EvalConfig(convention=convention), Additions(), checkpoint, many)
+        convention: eval_command.default_streams(
+            EvalConfig(convention=convention), Additions(), checkpoint, many
+        )
         for convention in ("txl", "original")
     }
     assert streams == {"txl": 16, "original": 10}
@@ -124,7 +140,9 @@ def test_every_process_has_a_stream_unless_told_otherwise() -> None:
         ranks = [OneOfMany(rank, 16, torch.device("cpu")) for rank in range(16)]
         asked = [evaluations.evaluation_of(config, checkpoint.model_config, rank) for rank in ranks]
         shares = [
-            s for r in zip(asked, ranks, strict=True) for s in scoring.streams_of(split, Context(), *r, n_warmup=0)
+            s
+            for r in zip(asked, ranks, strict=True)
+            for s in scoring.streams_of(split, Context(), *r, n_warmup=0)
         ]
         assert sum(len(share.first_B) for share in shares) == expected
 

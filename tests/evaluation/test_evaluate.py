@@ -39,7 +39,8 @@ def by_loop(model: TransformerXL, ids: np.ndarray, context: Context) -> list[flo
         hidden_1TD, memory = model(input_1T, memory, context)
         logprob_TV = model.log_prob(hidden_1TD[0, begin - end :]).detach()
         nats += [
-            -float(logprob_V[token]) for logprob_V, token in zip(logprob_TV, ids[begin + 1 : end + 1], strict=True)
+            -float(logprob_V[token])
+            for logprob_V, token in zip(logprob_TV, ids[begin + 1 : end + 1], strict=True)
         ]
     return nats
 
@@ -52,8 +53,15 @@ def test_losses_of_several_segments_are_computed_together(
     monkeypatch.setattr("txl.evaluation.score.AT_ONCE", at_once)
     seen: list[torch.Tensor] = []
     count, nll = [], adaptive.softmax.nll
-    monkeypatch.setattr(adaptive.softmax, "nll", lambda *args: count.append(len(args[1])) or nll(*args))
-    found = evaluate(adaptive, scoring_stream(IDS, batch_size=1, tgt_len=4, ext_len=0), CONTEXT, observe=seen.append)
+    monkeypatch.setattr(
+        adaptive.softmax, "nll", lambda *args: count.append(len(args[1])) or nll(*args)
+    )
+    found = evaluate(
+        adaptive,
+        scoring_stream(IDS, batch_size=1, tgt_len=4, ext_len=0),
+        CONTEXT,
+        observe=seen.append,
+    )
     nats = by_loop(adaptive, IDS, CONTEXT)
     assert torch.cat(seen).tolist() == pytest.approx(nats, rel=1e-9)
     assert [*map(len, seen)] == [4] * 37 + [2]
@@ -63,14 +71,18 @@ def test_losses_of_several_segments_are_computed_together(
 
 
 @pytest.mark.parametrize("name", [*SHAPES, *LAYERS, "performer_none"])
-def test_segments_are_read_as_one_where_their_ends_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_are_read_as_one_where_their_ends_change_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where every token sees as many states, by distance; elsewhere one by one."""
     monkeypatch.setattr("txl.evaluation.score.READ_TOGETHER", 19)
     model, seen, widths = build(name, n_layer=2), list[torch.Tensor](), list[int]()
     model.word_emb.register_forward_hook(lambda module, args, out: widths.append(args[0].shape[1]))
     clamp_len = 5 if model.layers[0].attn.pos.clamps else -1
     context = Context(tgt_len=4, mem_len=6, same_length=True, clamp_len=clamp_len)
-    evaluate(model, scoring_stream(IDS, batch_size=1, tgt_len=4, ext_len=0), context, observe=seen.append)
+    evaluate(
+        model, scoring_stream(IDS, batch_size=1, tgt_len=4, ext_len=0), context, observe=seen.append
+    )
     plain = (model.config.recurrence, model.config.attention) == ("below", "softmax")
     together = plain and model.config.position in ("rel_sinusoid", "relative_keys")
     assert widths == ([16] * 9 + [6] if together else [4] * 37 + [2])
@@ -79,17 +91,27 @@ def test_segments_are_read_as_one_where_their_ends_change_nothing(name: str, mon
     assert torch.cat(seen).tolist() == pytest.approx(by_loop(model, IDS, context), rel=1e-9)
 
 
-def test_shards_are_read_segment_by_segment(adaptive: TransformerXL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_read_segment_by_segment(
+    adaptive: TransformerXL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ranks gather weights for as many segments, whatever rows they have."""
     monkeypatch.setattr(adaptive, "is_sharded", True)
     widths = list[int]()
-    handle = adaptive.word_emb.register_forward_hook(lambda module, args, out: widths.append(args[0].shape[1]))
-    evaluate(adaptive, scoring_stream(IDS, batch_size=1, tgt_len=4), Context(tgt_len=4, mem_len=6, same_length=True))
+    handle = adaptive.word_emb.register_forward_hook(
+        lambda module, args, out: widths.append(args[0].shape[1])
+    )
+    evaluate(
+        adaptive,
+        scoring_stream(IDS, batch_size=1, tgt_len=4),
+        Context(tgt_len=4, mem_len=6, same_length=True),
+    )
     handle.remove()
     assert widths == [4] * 37 + [2]
 
 
-@pytest.mark.parametrize("context", [Context(tgt_len=7, mem_len=9), Context(tgt_len=4, mem_len=6, ext_len=3)], ids=str)
+@pytest.mark.parametrize(
+    "context", [Context(tgt_len=7, mem_len=9), Context(tgt_len=4, mem_len=6, ext_len=3)], ids=str
+)
 def test_nats_are_those_of_a_plain_loop(context: Context, adaptive: TransformerXL) -> None:
     """Their sum, and token by token, as many as are asked for; the model stays in the mode it was in."""
     nats = by_loop(adaptive, IDS, context)
@@ -110,9 +132,13 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize("context", DOCUMENTS, ids=str)
-def test_documents_are_scored_as_if_each_were_alone(context: Context, adaptive: TransformerXL) -> None:
+def test_documents_are_scored_as_if_each_were_alone(
+    context: Context, adaptive: TransformerXL
+) -> None:
     """With the token before each, which predicts its first, and nothing before that."""
-    pieces = [IDS[start - 1 : end] for start, end in zip(STARTS, [*STARTS[1:], len(IDS)], strict=True)]
+    pieces = [
+        IDS[start - 1 : end] for start, end in zip(STARTS, [*STARTS[1:], len(IDS)], strict=True)
+    ]
     nats = sum(sum(by_loop(adaptive.eval(), piece, context)) for piece in pieces)
     for batch_size in (1, 2, 16):
         lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
@@ -126,7 +152,9 @@ def test_documents_are_scored_as_if_each_were_alone(context: Context, adaptive: 
 def test_every_token_but_the_first_counts_once_in_documents(starts: list[int]) -> None:
     """Also where nothing stands before the first heading, and where a document has no token of its own to predict."""
     for batch_size in (1, 3):
-        streams = document_streams(IDS, np.array(starts, dtype=np.int64), batch_size=batch_size, tgt_len=4)
+        streams = document_streams(
+            IDS, np.array(starts, dtype=np.int64), batch_size=batch_size, tgt_len=4
+        )
         segments = [segment for stream in streams for segment in stream]
         targets = torch.cat([segment.target_BT[segment.counted_BT] for segment in segments])
         assert sorted(targets.tolist()) == sorted(IDS[1:].tolist())
@@ -135,7 +163,12 @@ def test_every_token_but_the_first_counts_once_in_documents(starts: list[int]) -
 
 def test_documents_of_like_length_are_read_together() -> None:
     streams = document_streams(IDS, STARTS, batch_size=2, tgt_len=4)
-    assert [(stream.last_B - stream.first_B).tolist() for stream in streams] == [[57, 52], [29, 8], [1, 1], [1, 1]]
+    assert [(stream.last_B - stream.first_B).tolist() for stream in streams] == [
+        [57, 52],
+        [29, 8],
+        [1, 1],
+        [1, 1],
+    ]
 
 
 def test_rates_are_read_off_the_counts() -> None:
@@ -170,5 +203,7 @@ def test_a_text_may_be_shorter_than_the_segment_and_the_memory() -> None:
 
 def test_evaluation_in_training_gives_to_memory_what_the_segment_gives_up() -> None:
     """It reads again where there is no memory."""
-    assert evaluation_context(Context(tgt_len=150, mem_len=150), 64) == Context(tgt_len=64, mem_len=236)
+    assert evaluation_context(Context(tgt_len=150, mem_len=150), 64) == Context(
+        tgt_len=64, mem_len=236
+    )
     assert evaluation_context(Context(tgt_len=150), 64) == Context(tgt_len=64, ext_len=86)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from txl import Context
-from txl.evaluation.bootstrap import LEAST_BLOCKS, MOST_BLOCKS, Blocks, Interval, blocks_of, paired_bootstrap
+from txl.evaluation.bootstrap import (
+    LEAST_BLOCKS,
+    MOST_BLOCKS,
+    Blocks,
+    Interval,
+    blocks_of,
+    paired_bootstrap,
+)
 from txl.evaluation.gain import Gain, gains_of
 from txl.evaluation.measures.token_losses import TokenLosses
 from txl.evaluation.rows import Row
@@ -15,7 +22,9 @@ from txl.evaluation.score import Score
 DICE = np.random.default_rng(0)
 
 
-def test_blocks_are_documents_where_these_are_many_and_long_else_stretches_of_twice_the_memory() -> None:
+def test_blocks_are_documents_where_these_are_many_and_long_else_stretches_of_twice_the_memory() -> (
+    None
+):
     n, alike = 6000, np.arange(0, 6000, 200)
     uneven = np.array([0, *range(1000, 6000, 100)])
     found = {
@@ -53,7 +62,9 @@ def test_the_interval_is_that_of_a_mean_of_blocks() -> None:
     value_N = DICE.normal(1, 1, blocks.n_block)[blocks.block_N]
     found = paired_bootstrap(value_N, blocks)
     assert found.mean == pytest.approx(value_N.mean())
-    assert found.high - found.low == pytest.approx(2 * 1.96 * value_N.std() / math.sqrt(blocks.n_block), rel=0.1)
+    assert found.high - found.low == pytest.approx(
+        2 * 1.96 * value_N.std() / math.sqrt(blocks.n_block), rel=0.1
+    )
     assert found == paired_bootstrap(value_N, blocks)
     assert found != paired_bootstrap(value_N, blocks, seed=1)
 
@@ -109,7 +120,9 @@ def test_the_sentence_claims_what_is_shown(
     in_all: tuple[float, ...], further: tuple[float, ...], expected: str
 ) -> None:
     whole, beyond = Interval(*in_all), Interval(*further)
-    gain = Gain("test", 32, "", 0, 128, 128, "word", "68 stretches", in_all=whole, by_seeing_further=beyond)
+    gain = Gain(
+        "test", 32, "", 0, 128, 128, "word", "68 stretches", in_all=whole, by_seeing_further=beyond
+    )
     assert gain.sentence() == f"test, segments of 32: memory 128 in place of none: {expected}"
 
 
@@ -128,12 +141,21 @@ def row(mem_len: int, borders: str, nats: float, n: int = 200 * LEAST_BLOCKS) ->
     nats_N = (nats + DICE.normal(0, 0.001, n)).astype(np.float32)
     nats_N[0] = np.nan
     context = Context(tgt_len=8, mem_len=mem_len)
-    tokens = TokenLosses("test", vars(context), "", np.zeros(n), nats_N, np.ones(n), borders=borders)
+    tokens = TokenLosses(
+        "test", vars(context), "", np.zeros(n), nats_N, np.ones(n), borders=borders
+    )
     return Row("test", context, Score(n * nats, n), 1.0, tokens=tokens, borders=borders)
 
 
 def test_the_longest_memory_is_compared_with_the_shortest_in_both_readings_per_word() -> None:
-    nats = {(9, "cut"): 2.0, (0, "cut"): 3.0, (4, "cut"): 9.0, (0, "aside"): 2.1, (4, "aside"): 9.0, (9, "aside"): 2.0}
+    nats = {
+        (9, "cut"): 2.0,
+        (0, "cut"): 3.0,
+        (4, "cut"): 9.0,
+        (0, "aside"): 2.1,
+        (4, "aside"): 9.0,
+        (9, "aside"): 2.0,
+    }
     rows = [row(*key, value) for key, value in nats.items()]
     n = 200 * LEAST_BLOCKS
     sizes = {"words": np.full(n, 0.25), "lines": np.full(n, 0.25)}
@@ -144,7 +166,9 @@ def test_the_longest_memory_is_compared_with_the_shortest_in_both_readings_per_w
         assert gain.in_all is not None
         assert gain.by_seeing_further is not None
         assert gain.in_all.mean == pytest.approx(1 - math.exp(-per_token), abs=0.001)
-        assert gain.by_seeing_further.mean == pytest.approx(1 - math.exp(-0.1 * per_token), abs=0.001)
+        assert gain.by_seeing_further.mean == pytest.approx(
+            1 - math.exp(-0.1 * per_token), abs=0.001
+        )
         assert gain.as_dict()["in_all"]["low"] < gain.in_all.mean
         sizes = {"words": np.full(n, 0.1), "lines": np.zeros(n)}  # of characters
     assert gains_of(rows[:1], sizes, starts=None, trained=Context(), reset="never") == []

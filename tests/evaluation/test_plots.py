@@ -31,7 +31,13 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def row(mem_len: int, **more: Any) -> Row:
-    return Row("test", Context(tgt_len=4, mem_len=mem_len), Score(100 * (6 - mem_len / 10), 100), 1.0, **more)
+    return Row(
+        "test",
+        Context(tgt_len=4, mem_len=mem_len),
+        Score(100 * (6 - mem_len / 10), 100),
+        1.0,
+        **more,
+    )
 
 
 def test_perplexity_by_memory(panels: Any) -> None:
@@ -62,7 +68,9 @@ def test_attention_by_distance(panels: Any) -> None:
     attention = AttentionByDistance([0, 1, 2], mass_LNK, torch.tensor([4, 8]), 10)
     share, key, *_ = panels(plots.plot_attention, [row(0, attention=attention)])
     np.testing.assert_allclose(share.images[0].get_array(), mass_LNK.view(6, 2) / 10)
-    np.testing.assert_allclose(key.images[0].get_array(), mass_LNK.view(6, 2) / torch.tensor([4, 8]))
+    np.testing.assert_allclose(
+        key.images[0].get_array(), mass_LNK.view(6, 2) / torch.tensor([4, 8])
+    )
     for axes in (share, key):
         assert [list(line.get_ydata()) for line in axes.lines] == [[2.5, 2.5]]
 

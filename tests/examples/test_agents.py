@@ -16,7 +16,9 @@ from txl.config import UsageError
 
 pytestmark = pytest.mark.slow
 
-SMALL = ppo.PPOConfig(n_env=4, n_step=8, n_update=4, n_epoch=1, n_part=2, mem_len=5, d_model=8, n_layer=1)
+SMALL = ppo.PPOConfig(
+    n_env=4, n_step=8, n_update=4, n_epoch=1, n_part=2, mem_len=5, d_model=8, n_layer=1
+)
 
 
 def test_the_cue_of_a_maze_is_shown_once_and_decides_at_its_end() -> None:
@@ -80,7 +82,9 @@ def test_what_acted_is_what_is_learnt_from() -> None:
         rollout, _ = actor.rollout(agent)
         with torch.no_grad():
             log_p_BTA, value_BT, actor.memory = agent(rollout.seen, before, rollout.begins)
-        torch.testing.assert_close(log_p_BTA.gather(-1, rollout.action[..., None])[..., 0], rollout.log_p)
+        torch.testing.assert_close(
+            log_p_BTA.gather(-1, rollout.action[..., None])[..., 0], rollout.log_p
+        )
         torch.testing.assert_close(value_BT, rollout.value)
         before = actor.memory
 
@@ -93,7 +97,9 @@ def test_advantages_are_sums_of_what_is_still_to_come() -> None:
     reward = torch.randn(6)
     ended = torch.tensor([False, True, False, False, False, False])
     over = torch.tensor([False, True, False, False, True, False])
-    found = actor._advantages(value, list(reward[:, None]), list(zip(ended[:, None], over[:, None], strict=True)))
+    found = actor._advantages(
+        value, list(reward[:, None]), list(zip(ended[:, None], over[:, None], strict=True))
+    )
     for t in range(6):
         total, weight = 0.0, 1.0
         for s in range(t, 6):
@@ -112,16 +118,26 @@ def test_curves_say_what_was_trained_and_earned(
     monkeypatch.setattr(curves, "SMOOTH", 2)
     for name, mem_len in (("seeing", 5), ("blind", 1)):
         training = ppo.Training(
-            replace(SMALL, env="cartpole", mem_len=mem_len, n_update=12, work_dir=str(tmp_path / name))
+            replace(
+                SMALL, env="cartpole", mem_len=mem_len, n_update=12, work_dir=str(tmp_path / name)
+            )
         )
         training.returns = {"own memory": mem_len / 2}
         training.run()
-    curves.main([str(tmp_path / "seeing"), str(tmp_path / "blind"), "--json", str(tmp_path / "rows.json")])
-    assert [line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines()] == ["2.50", "0.50"]
+    curves.main(
+        [str(tmp_path / "seeing"), str(tmp_path / "blind"), "--json", str(tmp_path / "rows.json")]
+    )
+    assert [line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "2.50",
+        "0.50",
+    ]
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["config"]["mem_len"] for row in rows] == [5, 1]
     first, second = [point for point in training.curve if point["return"] is not None][:2]
-    assert rows[1]["curve"][0] == [second["steps"], pytest.approx((first["return"] + second["return"]) / 2, abs=1e-3)]
+    assert rows[1]["curve"][0] == [
+        second["steps"],
+        pytest.approx((first["return"] + second["return"]) / 2, abs=1e-3),
+    ]
     curves.draw(rows, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="no-run"):

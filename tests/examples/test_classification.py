@@ -57,7 +57,11 @@ def test_a_model_learns_to_tell_texts_apart(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = next(trained.run.glob("step_*/vocab.txt")).read_text().split()[2:]
-    texts = [f"{label}\t{label} {words[i % 40]} {words[(7 * i) % 40]}\n" for i in range(60) for label in words[40:42]]
+    texts = [
+        f"{label}\t{label} {words[i % 40]} {words[(7 * i) % 40]}\n"
+        for i in range(60)
+        for label in words[40:42]
+    ]
     (tmp_path / "texts.tsv").write_text("".join(texts))
     flags = ["--data", str(tmp_path / "texts.tsv"), "--lr", "0.003", "--n_epoch", "6"]
     main(["--init_from", str(trained.run), *flags])

@@ -31,7 +31,9 @@ def test_the_answer_is_the_fact_whose_key_is_asked_for() -> None:
         assert [by_key[question - asked] for question in row[-n:]] == answers
 
 
-def test_a_run_is_gone_on_with_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_gone_on_with_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = [*TINY.split(), "--d_model", "8", "--out", str(tmp_path)]
     example.main(flags)
     record: dict[str, Any] = json.loads((tmp_path / "recall.json").read_text())
@@ -47,7 +49,9 @@ def test_a_run_is_gone_on_with_and_drawn(tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     example.main(flags)
     said = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[:2] for line in said if "seed" in line] == [["| expire_span", "seed 2"]]
+    assert [line.split(" | ")[:2] for line in said if "seed" in line] == [
+        ["| expire_span", "seed 2"]
+    ]
     assert said[-1].startswith("| `expire_span` | ")
     again = json.loads((tmp_path / "recall.json").read_text())["rows"][-1]
     assert {**again, "seconds": 0} == {**lost, "seconds": 0}

@@ -45,7 +45,9 @@ def small_model(**changes: Any) -> Seq2Seq:
 class Elsewhere(TorchDispatchMode):
     """Stands for a GPU with the meta device: no operation may have tensors of both, and every number asked for is 0."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         places = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         assert len(places) <= 1, f"{func}: tensors on {places}"
         if func is torch.ops.aten._local_scalar_dense.default and places == {"meta"}:
@@ -67,7 +69,9 @@ def begun(target_BT: Tensor) -> Tensor:
 
 def test_tasks_are_what_they_are_called() -> None:
     for task in ("copy", "reverse"):
-        source_BS, target_BT = next(pairs(task, n_word=5, batch_size=50, min_len=1, max_len=6, seed=3))
+        source_BS, target_BT = next(
+            pairs(task, n_word=5, batch_size=50, min_len=1, max_len=6, seed=3)
+        )
         lengths = set()
         for source, target in zip(source_BS.tolist(), target_BT.tolist(), strict=True):
             n = source.index(END)
@@ -88,14 +92,20 @@ def test_a_layer_is_the_formula() -> None:
     def attention(attn: Attention, query_D: Tensor, keys: Tensor) -> Tensor:
         heads = []
         for n in range(2):
-            W_q, W_k, W_v = (net.weight[4 * n : 4 * n + 4] for net in (attn.q_net, attn.k_net, attn.v_net))
-            weights = torch.stack([(W_q @ query_D) @ (W_k @ key) / 4**0.5 for key in keys]).softmax(0)
+            W_q, W_k, W_v = (
+                net.weight[4 * n : 4 * n + 4] for net in (attn.q_net, attn.k_net, attn.v_net)
+            )
+            weights = torch.stack([(W_q @ query_D) @ (W_k @ key) / 4**0.5 for key in keys]).softmax(
+                0
+            )
             heads.append(sum(w * (W_v @ key) for w, key in zip(weights, keys, strict=True)))
         return attn.o_net.weight @ torch.cat(heads)
 
     everything = Seen(torch.ones(1, 6, dtype=torch.bool))
     ours = layer(x_TD[None], source_SD[None], Seen(causal(4, x_TD.device)), everything)[0]
-    after = torch.stack([layer.attn_norm(x + attention(layer.attn, x, x_TD[: t + 1])) for t, x in enumerate(x_TD)])
+    after = torch.stack(
+        [layer.attn_norm(x + attention(layer.attn, x, x_TD[: t + 1])) for t, x in enumerate(x_TD)]
+    )
     for t, x in enumerate(after):
         x = layer.cross_norm(x + attention(layer.cross, x, source_SD))
         inner = (layer.ff[0].weight @ x + layer.ff[0].bias).clamp(min=0)
@@ -133,12 +143,16 @@ def test_smoothed_loss_is_the_cross_entropy_with_the_smoothed_target() -> None:
     for b, t in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
         wanted = [0.1 / V + 0.9 * (word == int(target_BT[b, t])) for word in range(V)]
         total -= sum(q * float(logprob_BTV[b, t, word]) for word, q in enumerate(wanted))
-    assert float(smoothed_nats(logprob_BTV, target_BT, smoothing=0.1)) == pytest.approx(total / 5, abs=1e-12)
+    assert float(smoothed_nats(logprob_BTV, target_BT, smoothing=0.1)) == pytest.approx(
+        total / 5, abs=1e-12
+    )
 
 
 def test_the_rate_rises_linearly_and_falls_with_the_root() -> None:
     rates = [noam_rate(n, d_model=512, warmup_step=4000) for n in (1, 2000, 4000, 16000)]
-    assert rates == pytest.approx([512**-0.5 * r for r in (4000**-1.5, 2000 * 4000**-1.5, 4000**-0.5, 16000**-0.5)])
+    assert rates == pytest.approx(
+        [512**-0.5 * r for r in (4000**-1.5, 2000 * 4000**-1.5, 4000**-0.5, 16000**-0.5)]
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
@@ -157,7 +171,9 @@ def test_a_beam_wide_enough_finds_the_best_of_all_sentences(alpha: float) -> Non
             scores[sentence] = total / ((5 + len(sentence)) / 6) ** alpha
         found.append(max(scores.items(), key=lambda item: item[1]))
     token_BT, score_B = beam_search(model, source_BS, max_len=3, width=64, alpha=alpha)
-    for (sentence, score), token_T, ours in zip(found, token_BT.tolist(), score_B.tolist(), strict=True):
+    for (sentence, score), token_T, ours in zip(
+        found, token_BT.tolist(), score_B.tolist(), strict=True
+    ):
         assert [t for t in token_T if t != PAD] == list(sentence)
         assert math.isclose(ours, score, abs_tol=1e-9)
 
@@ -170,13 +186,23 @@ class Erratic:
 
     def decode(self, token_BT: Tensor, encoded_BSD: Tensor, _: Tensor) -> Tensor:
         read_BT = token_BT.double().mul(3 ** torch.arange(token_BT.shape[1])).cumsum(1)
-        return (read_BT[..., None] + encoded_BSD).mul(torch.arange(1, 1 + V)).sin().mul(2).log_softmax(-1)
+        return (
+            (read_BT[..., None] + encoded_BSD)
+            .mul(torch.arange(1, 1 + V))
+            .sin()
+            .mul(2)
+            .log_softmax(-1)
+        )
 
 
 @pytest.mark.parametrize("width", [2, 3])
 def test_a_narrow_beam_keeps_the_best_by_score(width: int) -> None:
     """A plain loop over hypotheses: (tokens, log-probability), ranked by log-probability over length penalty."""
-    model, alpha, allowed = cast("Seq2Seq", Erratic()), 1.0, [word for word in range(V) if word not in {PAD, BEGIN}]
+    model, alpha, allowed = (
+        cast("Seq2Seq", Erratic()),
+        1.0,
+        [word for word in range(V) if word not in {PAD, BEGIN}],
+    )
     source_BS = torch.tensor([[*words, END] for words in itertools.product(range(3, V), repeat=3)])
     token_BT, score_B = beam_search(model, source_BS, max_len=4, width=width, alpha=alpha)
 
@@ -188,8 +214,12 @@ def test_a_narrow_beam_keeps_the_best_by_score(width: int) -> None:
         for _ in range(4):
             more = [one for one in beam if END in one[0]]
             for tokens, total in (one for one in beam if END not in one[0]):
-                logprob_BTV = model.decode(torch.tensor([[BEGIN, *tokens]]), model.encode(source_S[None]), source_S)
-                more += [([*tokens, word], total + float(logprob_BTV[0, -1, word])) for word in allowed]
+                logprob_BTV = model.decode(
+                    torch.tensor([[BEGIN, *tokens]]), model.encode(source_S[None]), source_S
+                )
+                more += [
+                    ([*tokens, word], total + float(logprob_BTV[0, -1, word])) for word in allowed
+                ]
             beam = sorted(more, key=score, reverse=True)[:width]
         assert [token for token in token_BT[b].tolist() if token != PAD] == beam[0][0]
         assert math.isclose(float(score_B[b]), score(beam[0]), abs_tol=1e-9)
@@ -207,7 +237,11 @@ def test_decoding_and_training_happen_where_the_model_is() -> None:
         assert list(train(model, some_data(), n_update=2, warmup_step=1)) == [0, 0]
 
 
-REFUSED: dict[str, Any] = {"attention": "performer", "recurrence": "same", "position": "rel_sinusoid"}
+REFUSED: dict[str, Any] = {
+    "attention": "performer",
+    "recurrence": "same",
+    "position": "rel_sinusoid",
+}
 REFUSED |= {"pre_lnorm": True, "n_position": 9, "count_back": True}
 
 
@@ -220,18 +254,32 @@ def test_what_is_not_of_this_model_is_refused() -> None:
         beam_search(small_model(), some_pairs()[0], max_len=3, width=0)
     with pytest.raises(UsageError, match="task 'sort': there are copy and reverse"):
         next(pairs("sort", n_word=5, batch_size=2, min_len=1, max_len=6, seed=3))
-    for name, size in {"n_word": 10**9, "max_len": 10**6, "width": 10**9, "warmup_step": 10**400}.items():
+    for name, size in {
+        "n_word": 10**9,
+        "max_len": 10**6,
+        "width": 10**9,
+        "warmup_step": 10**400,
+    }.items():
         with pytest.raises(UsageError, match=f"--{name} .*(GiB|2\\^31)"):
             Lesson(**{name: size})
 
 
-CHOICES = [{"activation": "swiglu"}, {"d_embed": 4}, {"not_tied": True}, {"cutoffs": (4,), "div_val": 2}]
+CHOICES = [
+    {"activation": "swiglu"},
+    {"d_embed": 4},
+    {"not_tied": True},
+    {"cutoffs": (4,), "div_val": 2},
+]
 
 
 @pytest.mark.parametrize("changes", CHOICES, ids=str)
-def test_settings_that_are_heard_give_a_model_that_learns_and_decodes(changes: dict[str, Any]) -> None:
+def test_settings_that_are_heard_give_a_model_that_learns_and_decodes(
+    changes: dict[str, Any],
+) -> None:
     model, (source_BS, target_BT) = small_model(**changes), some_pairs()
-    assert sum(p.numel() for p in model.parameters()) != sum(p.numel() for p in small_model().parameters())
+    assert sum(p.numel() for p in model.parameters()) != sum(
+        p.numel() for p in small_model().parameters()
+    )
     logprob_BTV = model(source_BS, begun(target_BT))
     torch.testing.assert_close(logprob_BTV.logsumexp(-1), torch.zeros_like(logprob_BTV[..., 0]))
     smoothed_nats(logprob_BTV, target_BT, smoothing=0.1).backward()
@@ -250,7 +298,8 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
     def call(flags: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["__main__.py", *flags.split()])
-        monkeypatch.delitem(sys.modules, "examples.seq2seq.__main__", raising=False)  # imported above, and run anew
+        # imported above, and run anew
+        monkeypatch.delitem(sys.modules, "examples.seq2seq.__main__", raising=False)
         with pytest.raises(SystemExit) as stop:
             runpy.run_module("examples.seq2seq", run_name="__main__")
         return int(stop.value.code or 0), *capsys.readouterr()
@@ -271,7 +320,9 @@ def test_the_program_trains_and_shows_what_it_has_learnt(call: Call) -> None:
 
 
 def test_the_example_of_the_readme_runs() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (EXAMPLE / "README.md").read_text(), flags=re.DOTALL)
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (EXAMPLE / "README.md").read_text(), flags=re.DOTALL
+    )
     names: dict[str, Any] = {}
     exec(example, names)
     assert len(names["token_BT"]) == len(names["score_B"]) == 2
@@ -282,7 +333,8 @@ COMPLAINTS = {
     "--task sort": "--task: invalid choice: 'sort'",
     "--n_update many": "--n_update: invalid int value",
     **{
-        f"--{name} 0": f"--{name} 0: must be at least 1" for name in "n_word max_len n_update width warmup_step".split()
+        f"--{name} 0": f"--{name} 0: must be at least 1"
+        for name in "n_word max_len n_update width warmup_step".split()
     },
     "--smoothing nan": "--smoothing nan: must be at least 0 and below 1",
     "--seed -1": "--seed -1: must be at least 0 and below 2^32",

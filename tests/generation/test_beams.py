@@ -25,11 +25,16 @@ def sharp(**settings: object) -> TransformerXL:
 
 
 def enumerated(
-    model: TransformerXL, length: int, length_penalty: float, has_ended: Callable[[Sequence[int]], bool]
+    model: TransformerXL,
+    length: int,
+    length_penalty: float,
+    has_ended: Callable[[Sequence[int]], bool],
 ) -> list[Hypothesis]:
     """Every continuation, scored by one pass over prompt and continuation."""
     ids_CL = torch.tensor(list(itertools.product(range(4), repeat=length)))
-    hidden_CTD, _ = model(torch.cat([torch.tensor([PROMPT]).expand(len(ids_CL), -1), ids_CL], dim=1), None, CONTEXT)
+    hidden_CTD, _ = model(
+        torch.cat([torch.tensor([PROMPT]).expand(len(ids_CL), -1), ids_CL], dim=1), None, CONTEXT
+    )
     logprob_CLV = model.log_prob(hidden_CTD[:, len(PROMPT) - 1 : -1])
     total_CL = logprob_CLV.gather(2, ids_CL[..., None])[..., 0].cumsum(1)
     found = {}
@@ -39,8 +44,12 @@ def enumerated(
     return sorted((Hypothesis(*one) for one in found.items()), key=lambda one: -one.score)
 
 
-@pytest.mark.parametrize(("end", "length_penalty"), [((9,), 0.0), ((3,), 1.0), ((3,), -0.5), ((1, 2), 1.0)], ids=str)
-def test_a_search_as_wide_as_all_continuations_finds_the_best(end: tuple[int, ...], length_penalty: float) -> None:
+@pytest.mark.parametrize(
+    ("end", "length_penalty"), [((9,), 0.0), ((3,), 1.0), ((3,), -0.5), ((1, 2), 1.0)], ids=str
+)
+def test_a_search_as_wide_as_all_continuations_finds_the_best(
+    end: tuple[int, ...], length_penalty: float
+) -> None:
     def has_ended(ids: Sequence[int]) -> bool:
         return tuple(ids[-len(end) :]) == end
 
@@ -62,7 +71,8 @@ def test_beams_are_the_best_extensions_of_the_beams_before(position: str) -> Non
         for logprob, ids in beams:
             hidden, _ = model(torch.tensor([[*PROMPT, *ids]]), None, CONTEXT)
             extended += [
-                (logprob + new, (*ids, token)) for token, new in enumerate(model.log_prob(hidden[0, -1]).tolist())
+                (logprob + new, (*ids, token))
+                for token, new in enumerate(model.log_prob(hidden[0, -1]).tolist())
             ]
         beams = sorted(extended, reverse=True)[:3]
     found = beam_search(model, PROMPT, CONTEXT, num_beams=3, length=6, length_penalty=0)
@@ -77,7 +87,13 @@ def test_one_beam_is_greedy_and_what_is_banned_never_occurs(ngram: int) -> None:
         hidden, _ = model(torch.tensor([text]), None, CONTEXT)
         repeats = {b for a, b in itertools.pairwise(text) if ngram and a == text[-1]}
         banned = [1] if len(repeats | {1}) == 4 else list(repeats | {1})
-        text.append(int(model.log_prob(hidden[0, -1]).index_fill(0, torch.tensor(banned), -torch.inf).argmax()))
+        text.append(
+            int(
+                model.log_prob(hidden[0, -1])
+                .index_fill(0, torch.tensor(banned), -torch.inf)
+                .argmax()
+            )
+        )
     settings = {"length": 7, "banned": [1], "no_repeat_ngram_size": ngram}
     (found,) = beam_search(model, PROMPT, CONTEXT, num_beams=1, **settings)
     assert [*PROMPT, *found.ids] == text

@@ -24,7 +24,13 @@ def test_a_text_ends_after_so_many_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("lines", "line", "expected"),
-    [(1, "x", ""), (1, "", "\n\n a b"), (2, "x", "\n\n a b"), (2, "", "\n\n a b\n c"), (3, "x", "\n\n a b\n c")],
+    [
+        (1, "x", ""),
+        (1, "", "\n\n a b"),
+        (2, "x", "\n\n a b"),
+        (2, "", "\n\n a b\n c"),
+        (3, "x", "\n\n a b\n c"),
+    ],
 )
 def test_a_text_ends_with_its_last_line(lines: int, line: str, expected: str) -> None:
     assert "".join(grown("/ / a b / c / d /", lines=lines, line=line)) == expected

@@ -14,7 +14,11 @@ from txl.inference.words import WordProbabilities
 from txl.model.adaptive import AdaptiveSoftmax
 
 BANNED = {"none": [], "some": [0, 4, 11], "a_cluster": [3, 4, 5, 6]}
-RULES = [Rule(temperature=temperature, top_p=top_p) for temperature in (0.4, 1.6) for top_p in (0.1, 0.9, 1.0)]
+RULES = [
+    Rule(temperature=temperature, top_p=top_p)
+    for temperature in (0.4, 1.6)
+    for top_p in (0.1, 0.9, 1.0)
+]
 
 
 class Picks:
@@ -23,7 +27,9 @@ class Picks:
     def __init__(self) -> None:
         self.path: list[tuple[int, list[int]]] = []
 
-    def outcomes(self, draw: Callable[[Callable[[Tensor], int]], int]) -> Iterator[tuple[int, float]]:
+    def outcomes(
+        self, draw: Callable[[Callable[[Tensor], int]], int]
+    ) -> Iterator[tuple[int, float]]:
         """(result, probability) for each path."""
         while True:
             self.depth, self.probability = 0, 1.0
@@ -47,7 +53,9 @@ class Picks:
         return choice
 
 
-def distribution(softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[int]) -> Tensor:
+def distribution(
+    softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[int]
+) -> Tensor:
     """What `NextWord.draw` draws from: its paths added up."""
     prob_V = torch.zeros(softmax.n_token).double()
     for word, probability in Picks().outcomes(
@@ -63,7 +71,9 @@ def exact(softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[i
     return rule.probabilities(logprob_V)
 
 
-def assert_same_law(softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[int]) -> None:
+def assert_same_law(
+    softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[int]
+) -> None:
     found, expected = (law(softmax, hidden_D, rule, banned) for law in (distribution, exact))
     torch.testing.assert_close(found, expected, msg=lambda message: f"{rule}: {message}")
 
@@ -77,7 +87,8 @@ def levelled(softmax: AdaptiveSoftmax) -> AdaptiveSoftmax:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("cut", "banned"), [("narrowing", "none"), ("one_word_clusters", "some"), ("narrowing", "a_cluster")]
+    ("cut", "banned"),
+    [("narrowing", "none"), ("one_word_clusters", "some"), ("narrowing", "a_cluster")],
 )
 def test_every_way_to_a_word_together_has_the_words_probability(cut: str, banned: str) -> None:
     softmax, hidden_D = softmax_of(**CUTS[cut]), torch.randn(6).double()
@@ -89,7 +100,9 @@ def test_every_way_to_a_word_together_has_the_words_probability(cut: str, banned
 def test_what_is_equally_likely_or_beyond_measure_is_drawn_as_from_the_full_distribution() -> None:
     softmax = softmax_of(cutoffs=(2, 3, 11))
     for temperature in (1e-30, 1e30):
-        assert_same_law(softmax, torch.randn(6).double(), Rule(temperature=temperature, top_p=0.7), [])
+        assert_same_law(
+            softmax, torch.randn(6).double(), Rule(temperature=temperature, top_p=0.7), []
+        )
     for rule in (Rule(), Rule(top_p=0.31), Rule(temperature=1.5, top_p=0.8)):
         assert_same_law(levelled(softmax), torch.zeros(6).double(), rule, [])
 
@@ -104,7 +117,9 @@ def test_temperature_zero_takes_the_first_of_the_likeliest(banned: str) -> None:
         logprob_V = softmax.log_prob(hidden_D)
         logprob_V[BANNED[banned]] = -torch.inf
         assert (
-            NextWord(WordProbabilities(softmax), hidden_D, BANNED[banned]).draw(Rule(temperature=0), no_pick)
+            NextWord(WordProbabilities(softmax), hidden_D, BANNED[banned]).draw(
+                Rule(temperature=0), no_pick
+            )
             == logprob_V.argmax()
         )
 

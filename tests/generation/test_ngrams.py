@@ -11,7 +11,11 @@ from txl.generation.ngrams import NGrams
 def repeating(text: list[int], n: int, n_token: int) -> set[int]:
     """By definition."""
     grams = {tuple(text[i : i + n]) for i in range(len(text) - n + 1)} if n else set()
-    return {token for token in range(n_token) if len(text) >= n - 1 and (*text[len(text) - n + 1 :], token) in grams}
+    return {
+        token
+        for token in range(n_token)
+        if len(text) >= n - 1 and (*text[len(text) - n + 1 :], token) in grams
+    }
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 4])
@@ -22,7 +26,9 @@ def test_what_would_repeat_an_n_gram_is_banned_unless_that_is_all(n: int) -> Non
         ngrams = NGrams(n)
         for _ in range(40):
             banned = repeating(text, n, n_token) | {0}
-            assert set(ngrams.without_repeats([0], n_token)) == (banned if len(banned) < n_token else {0})
+            assert set(ngrams.without_repeats([0], n_token)) == (
+                banned if len(banned) < n_token else {0}
+            )
             new = [draw.randrange(n_token) for _ in range(draw.randrange(4))]
             ngrams.add(new)
             text += new

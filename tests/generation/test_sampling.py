@@ -18,7 +18,8 @@ CONTEXT = Context(tgt_len=5, mem_len=100)
 
 
 SEEN = torch.tensor([False, True, False, False])
-RULES: list[tuple[dict[str, Any], list[float]]] = [  # and what is left of the probabilities, in proportion
+# and what is left of the probabilities, in proportion
+RULES: list[tuple[dict[str, Any], list[float]]] = [
     ({}, [1, 4, 2, 3]),
     ({"temperature": 0.5}, [1, 16, 4, 9]),
     ({"temperature": 0}, [0, 1, 0, 0]),
@@ -48,10 +49,20 @@ RULES: list[tuple[dict[str, Any], list[float]]] = [  # and what is left of the p
 
 def test_a_rule_keeps_of_the_distribution_what_it_says() -> None:
     for settings, left in RULES:
-        found = Rule(**settings).probabilities(LOGPROB, SEEN if "repetition_penalty" in settings else None)
+        found = Rule(**settings).probabilities(
+            LOGPROB, SEEN if "repetition_penalty" in settings else None
+        )
         expected = torch.tensor(left).double() / sum(left)
-        torch.testing.assert_close(found, expected, msg=lambda m, settings=settings: f"{settings}: {m}")
-    for settings in ({"top_p": 0.0}, {"temperature": -1.0}, {"min_p": 2.0}, {"typical_p": 0.0}, {"top_k": -1}):
+        torch.testing.assert_close(
+            found, expected, msg=lambda m, settings=settings: f"{settings}: {m}"
+        )
+    for settings in (
+        {"top_p": 0.0},
+        {"temperature": -1.0},
+        {"min_p": 2.0},
+        {"typical_p": 0.0},
+        {"top_k": -1},
+    ):
         with pytest.raises(UsageError, match=f"--{next(iter(settings))}"):
             Rule(**settings)
 
@@ -60,7 +71,9 @@ def test_an_index_is_drawn_as_often_as_its_weight_says(monkeypatch: pytest.Monke
     """By every share of the sum, 0 included; one that is rounded up to it, too."""
     weights = torch.tensor([0.0, 3.0, 0.0, 1.0, 4.0, 0.0])
     for step, index in enumerate([1, 1, 1, 3, 4, 4, 4, 4]):
-        monkeypatch.setattr(torch, "rand", lambda *_, step=step, **__: torch.tensor(step / 8).double())
+        monkeypatch.setattr(
+            torch, "rand", lambda *_, step=step, **__: torch.tensor(step / 8).double()
+        )
         assert drawn(weights, None) == index
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(1.0).double())
     assert drawn(weights[:5], None) == 4
@@ -72,7 +85,15 @@ SETTINGS = {
     "nucleus": {"temperature": 0.8, "top_p": 0.9},
     "filtered": {"top_k": 20, "min_p": 0.01, "typical_p": 0.95, "repetition_penalty": 1.3},
 }
-PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [7], [2, 7, 1, 8, 2], [1] * 30, [9, 9], [2] * 30, [3] * 25]
+PROMPTS = [
+    [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5],
+    [7],
+    [2, 7, 1, 8, 2],
+    [1] * 30,
+    [9, 9],
+    [2] * 30,
+    [3] * 25,
+]
 
 
 def alone(model: TransformerXL, row: int, context: Context, rule: dict[str, Any]) -> list[int]:
@@ -98,7 +119,10 @@ def test_each_row_is_what_it_would_be_alone(shape: str, rule: str, mem_len: int)
     assert sorted(row for group in groups for row in group) == [*range(7)]
     assert max(map(len, groups)) == 3
     for group in groups:
-        rows, texts = Rows(model, context, rule=Rule(**SETTINGS[rule]), seeds=group), [[] for _ in group]
+        rows, texts = (
+            Rows(model, context, rule=Rule(**SETTINGS[rule]), seeds=group),
+            [[] for _ in group],
+        )
         for i, row in enumerate(group):
             rows.add(i, PROMPTS[row])
         while not all(rows.is_finished):
@@ -137,12 +161,19 @@ def test_draws_follow_the_distribution_and_the_seed() -> None:
     """Banned tokens are never drawn, by any rule."""
     model = build("plain", n_token=4)
     expected = model.log_prob(model(torch.tensor([[2]]), None, CONTEXT).hidden_BTD[0, -1]).exp()
-    draws = torch.tensor([next(generate(model, [2], CONTEXT, length=1, seed=seed)) for seed in range(200)])
+    draws = torch.tensor(
+        [next(generate(model, [2], CONTEXT, length=1, seed=seed)) for seed in range(200)]
+    )
     assert (torch.bincount(draws, minlength=4) / 200 - expected).abs().max() < 0.13
-    one, two, other = (list(generate(model, [1, 2], CONTEXT, length=20, seed=seed)) for seed in (5, 5, 6))
+    one, two, other = (
+        list(generate(model, [1, 2], CONTEXT, length=20, seed=seed)) for seed in (5, 5, 6)
+    )
     assert one == two != other
     for rule in ({}, {"top_k": 3}, {"temperature": 0}, {"repetition_penalty": 0.5}):
-        assert set(generate(model, [2], CONTEXT, length=20, banned=[1, 3], seed=0, **rule)) <= {0, 2}
+        assert set(generate(model, [2], CONTEXT, length=20, banned=[1, 3], seed=0, **rule)) <= {
+            0,
+            2,
+        }
 
 
 def test_no_n_gram_occurs_twice_in_any_row() -> None:

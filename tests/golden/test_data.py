@@ -16,7 +16,13 @@ from txl.data_utils.lm1b import SentenceStream
 from txl.data_utils.segments import SegmentStream, TrainingSegment
 
 FOLDER = Path(__file__).parent / "data"
-TEXT = {"wt103": "wordlm", "wt2": "wordlm_oov", "ptb": "wordlm_oov", "enwik8": "enwik8", "text8": "text8"}
+TEXT = {
+    "wt103": "wordlm",
+    "wt2": "wordlm_oov",
+    "ptb": "wordlm_oov",
+    "enwik8": "enwik8",
+    "text8": "text8",
+}
 BYTES = ("enwik8", "text8")
 
 
@@ -41,14 +47,18 @@ def golden_of(corpus: Corpus) -> tuple[dict, np.lib.npyio.NpzFile]:
     return json.loads((FOLDER / f"{name}.vocab.json").read_text()), np.load(arrays)
 
 
-def require_same(segments: Iterable[TrainingSegment], golden: np.lib.npyio.NpzFile, key: str) -> None:
+def require_same(
+    segments: Iterable[TrainingSegment], golden: np.lib.npyio.NpzFile, key: str
+) -> None:
     segments = list(segments)
     if f"{key}/n" in golden:
         assert len(segments) == int(golden[f"{key}/n"])
         assert [s.input_BT.shape[1] for s in segments] == golden[f"{key}/data_len"].tolist()
     assert [s.target_BT.shape[1] for s in segments] == golden[f"{key}/seq_len"].tolist()
     assert np.array_equal(torch.cat([s.input_BT for s in segments], dim=1).T, golden[f"{key}/data"])
-    assert np.array_equal(torch.cat([s.target_BT for s in segments], dim=1).T, golden[f"{key}/target"])
+    assert np.array_equal(
+        torch.cat([s.target_BT for s in segments], dim=1).T, golden[f"{key}/target"]
+    )
 
 
 def test_order_of_the_vocabulary_and_ids(corpus: Corpus) -> None:
@@ -78,7 +88,10 @@ def test_limits_of_the_vocabulary(tmp_path: Path) -> None:
         (tmp_path / f"{split}.txt").write_text(text)
     corpus = Corpus(DataConfig(data=str(tmp_path), dataset="text", min_freq=3, max_size=50))
     arrays = np.load(io.BytesIO(lzma.decompress((FOLDER / "minfreq_maxsize.npz.xz").read_bytes())))
-    assert corpus.vocab.words == json.loads((FOLDER / "minfreq_maxsize.vocab.json").read_text())["idx2sym"]
+    assert (
+        corpus.vocab.words
+        == json.loads((FOLDER / "minfreq_maxsize.vocab.json").read_text())["idx2sym"]
+    )
     for split in ("train", "valid"):
         assert np.array_equal(corpus.split(split), arrays[f"{split}_ids"])
 
@@ -96,7 +109,9 @@ def test_words_and_sentences_of_one_billion_word(sentences: Corpus) -> None:
     eos_id, ids = sentences.vocab.eos_id, sentences.split("train")
     files = [*sentences.file_starts("train"), len(ids)]
     found = {f"train{i}": ids[files[i] : files[i + 1]] for i in range(3)}
-    for name, part in (found | {"valid": sentences.split("valid"), "test": sentences.split("test")}).items():
+    for name, part in (
+        found | {"valid": sentences.split("valid"), "test": sentences.split("test")}
+    ).items():
         expected, lengths = as_sentences(np.asarray(part), eos_id)
         assert expected == golden[f"{name}_ids"].tolist()
         assert lengths == golden[f"{name}_sent_lens"].tolist()
@@ -104,7 +119,8 @@ def test_words_and_sentences_of_one_billion_word(sentences: Corpus) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    [f"{name}_ext{n}" for name in ("valid", "test", "train_multi") for n in (0, 3)] + ["train_multi_shuffle_seed1111"],
+    [f"{name}_ext{n}" for name in ("valid", "test", "train_multi") for n in (0, 3)]
+    + ["train_multi_shuffle_seed1111"],
 )
 def test_batches_of_sentences(sentences: Corpus, key: str) -> None:
     split = key.partition("_")[0]
@@ -128,6 +144,7 @@ def test_no_byte_is_lost_unless_asked_for(dataset: str, tmp_path: Path) -> None:
     corpus = Corpus(DataConfig(data=str(folder), dataset=dataset, cache_dir=str(tmp_path)))
     for split in ("train", "valid", "test"):
         raw = (folder / f"{split}.txt.raw").read_bytes()
-        raw = raw.strip() if dataset == "text8" else raw  # prep_text8.py takes the spaces off the ends
+        # prep_text8.py takes the spaces off the ends
+        raw = raw.strip() if dataset == "text8" else raw
         assert b"".join(corpus.documents(split)) == raw
         assert corpus.vocab.text_of(corpus.split(split).tolist()) == raw.decode("utf-8", "replace")

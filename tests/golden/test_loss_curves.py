@@ -39,9 +39,18 @@ CURVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # shape, training
     ),
     "performer": (RULE | {"attention": "performer"}, {"redraw_interval": 7, "batch_chunk": 2}),
     "lsh, reversible": (RULE | REVERSIBLE | {"attention": "lsh"}, {"dropout": 0.1, "ff_chunk": 2}),
-    "what was returned is remembered": ({"recurrence": "same", "d_embed": 4}, {"label_smoothing": 0.1, "ema": 0.9}),
-    "deberta, recomputed": ({"position": "deberta", "max_distance": 7}, {"recompute": True, "dropatt": 0.2}),
-    "shaw, two tables, clipped": ({"position": "shaw", "max_distance": 7, "not_tied": True}, {"clip": 0.05}),
+    "what was returned is remembered": (
+        {"recurrence": "same", "d_embed": 4},
+        {"label_smoothing": 0.1, "ema": 0.9},
+    ),
+    "deberta, recomputed": (
+        {"position": "deberta", "max_distance": 7},
+        {"recompute": True, "dropatt": 0.2},
+    ),
+    "shaw, two tables, clipped": (
+        {"position": "shaw", "max_distance": 7, "not_tied": True},
+        {"clip": 0.05},
+    ),
 }
 
 
@@ -61,7 +70,10 @@ def losses(shape: dict[str, Any], settings: dict[str, Any]) -> list[float]:
 def test_losses_of_ten_sets_of_features_are_those_that_were_stored() -> None:
     found = {name: losses(*case) for name, case in CURVES.items()}
     if "TXL_WRITE_CURVES" in os.environ:
-        lines = [f'"{name}": {json.dumps([float(f"{x:.8g}") for x in curve])}' for name, curve in found.items()]
+        lines = [
+            f'"{name}": {json.dumps([float(f"{x:.8g}") for x in curve])}'
+            for name, curve in found.items()
+        ]
         FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     stored = json.loads(FILE.read_text())
     assert stored.keys() == found.keys()

@@ -40,7 +40,11 @@ class Golden:
         return model.eval(), dataclasses.replace(context, **(self.config["reset"] or {}))
 
     def state(self) -> dict[str, Tensor]:
-        return {k.removeprefix("param/"): self.read(k).double() for k in self.file.files if k.startswith("param/")}
+        return {
+            k.removeprefix("param/"): self.read(k).double()
+            for k in self.file.files
+            if k.startswith("param/")
+        }
 
     def read(self, key: str) -> Tensor:
         return torch.from_numpy(self.file[key])
@@ -55,7 +59,9 @@ class Golden:
         return [self.read(key).transpose(0, 1) for key in keys if key in self.file.files]
 
     def gradients(self) -> dict[str, Tensor]:
-        return {k.removeprefix("grad/"): self.read(k) for k in self.file.files if k.startswith("grad/")}
+        return {
+            k.removeprefix("grad/"): self.read(k) for k in self.file.files if k.startswith("grad/")
+        }
 
 
 def assert_same(ours: Tensor, golden: Tensor) -> None:
@@ -105,13 +111,20 @@ def test_log_probabilities_of_all_words(name: str) -> None:
     golden = Golden(name)
     model, _ = golden.model()
     last = f"seg{golden.n_segment - 1}"
-    assert_same(model.log_prob(golden.read(f"{last}/hidden_last")), golden.read(f"{last}/logprob_last"))
-    exported, theirs = parameters_as_kimiyoung(model, dict(model.named_parameters())), golden.state()
+    assert_same(
+        model.log_prob(golden.read(f"{last}/hidden_last")), golden.read(f"{last}/logprob_last")
+    )
+    exported, theirs = (
+        parameters_as_kimiyoung(model, dict(model.named_parameters())),
+        golden.state(),
+    )
     assert exported.keys() == theirs.keys()
     assert all(torch.equal(exported[key], theirs[key]) for key in theirs)
 
 
-@pytest.mark.parametrize("name", [name for name in RIGHT_IN_THE_ORIGINAL if Golden(name).gradients()])
+@pytest.mark.parametrize(
+    "name", [name for name in RIGHT_IN_THE_ORIGINAL if Golden(name).gradients()]
+)
 def test_gradient_of_every_parameter(name: str) -> None:
     golden = Golden(name)
     model, context = golden.model()
@@ -203,8 +216,25 @@ def test_absolute_positions_that_the_original_adds_to_its_memory_again_and_again
         _, ours = model.nll(data_BT, target_BT, ours, context)
 
 
-LOGGED = {"not_tied": True, "tied": False, "adaptive": False, "dataset": "wt103", "lr": 0.1, "n_all_param": 7}
-DECIDED_BY_WEIGHTS = ["n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val", "attn_type"]
+LOGGED = {
+    "not_tied": True,
+    "tied": False,
+    "adaptive": False,
+    "dataset": "wt103",
+    "lr": 0.1,
+    "n_all_param": 7,
+}
+DECIDED_BY_WEIGHTS = [
+    "n_token",
+    "n_layer",
+    "n_head",
+    "d_head",
+    "d_model",
+    "d_inner",
+    "d_embed",
+    "div_val",
+    "attn_type",
+]
 
 
 @pytest.mark.parametrize("name", STATE_DICTS)
@@ -219,9 +249,13 @@ def test_the_exported_state_dict_has_the_names_and_shapes_of_the_original(name: 
     config = Golden(name).config["model"]
     weights = dict(from_kimiyoung(exported, config)[0].named_parameters())
     assert all(torch.equal(weights[key], parameter) for key, parameter in model.named_parameters())
-    hidden = {*DECIDED_BY_WEIGHTS, "tie_weight"} | ({"tie_projs", "cutoffs"} if "div2" in name else set())
+    hidden = {*DECIDED_BY_WEIGHTS, "tie_weight"} | (
+        {"tie_projs", "cutoffs"} if "div2" in name else set()
+    )
     hidden -= {"n_head"} if name == "attn2" else set()
-    given = {k: v for k, v in config.items() if k not in hidden} | (LOGGED if name == "xl_untied" else {})
+    given = {k: v for k, v in config.items() if k not in hidden} | (
+        LOGGED if name == "xl_untied" else {}
+    )
     assert from_kimiyoung(exported, given)[0].config == model.config
 
 
@@ -229,15 +263,31 @@ def test_the_exported_state_dict_has_the_names_and_shapes_of_the_original(name: 
     ("name", "given", "reason"),
     [
         ("xl", {"n_layer": 1}, "n_layer: 1 is given, but the weights are those of n_layer 3"),
-        ("xl", {"tie_weight": False}, "tie_weight: False is given, but the weights are those of tie_weight True"),
+        (
+            "xl",
+            {"tie_weight": False},
+            "tie_weight: False is given, but the weights are those of tie_weight True",
+        ),
         ("xl_untied", {"tie_weight": True}, "tie_weight: True is given, but"),
-        ("xl_untied", {"not_tied": False, "tied": False}, "tie_weight and tied and not_tied contradict each other"),
+        (
+            "xl_untied",
+            {"not_tied": False, "tied": False},
+            "tie_weight and tied and not_tied contradict each other",
+        ),
         ("xl", {"pre_norm": True}, "pre_norm: no argument of the 2019 model"),
         ("xl", {"pre_lnorm": None}, "pre_lnorm: missing"),
         ("xl", {"attn_type": 4}, "attn_type: 4 is given, but the weights are those of attn_type 0"),
         ("adaptive_div1", {"cutoffs": [20]}, r"cutoffs: \[20\] are given, the weights have 3"),
-        ("adaptive_div2", {"cutoffs": [20, 60, 121]}, "cutoffs: .* the weights are those of cutoffs"),
-        ("adaptive_div2_noprojtie", {"tie_projs": [False, True, True, True]}, "tie_projs: .* are those of tie_projs"),
+        (
+            "adaptive_div2",
+            {"cutoffs": [20, 60, 121]},
+            "cutoffs: .* the weights are those of cutoffs",
+        ),
+        (
+            "adaptive_div2_noprojtie",
+            {"tie_projs": [False, True, True, True]},
+            "tie_projs: .* are those of tie_projs",
+        ),
         ("attn1", {"mem_len": 9}, "tgt_len, ext_len, mem_len: .* r_emb has 16 rows"),
         ("attn2", {"n_head": None}, "n_head: missing"),
         ("attn3", {"n_layer": 2}, "n_layer: 2 is given"),
@@ -256,12 +306,24 @@ def test_arguments_that_do_not_belong_to_the_weights_are_refused(
     ("change", "reason"),
     [
         (lambda s: s | {"r_r_bias": torch.full((4, 8), float("nan"))}, "r_r_bias: not a finite"),
-        (lambda s: s | {"layers.0.extra": torch.zeros(1)}, "layers.0.extra: no weights of the model"),
+        (
+            lambda s: s | {"layers.0.extra": torch.zeros(1)},
+            "layers.0.extra: no weights of the model",
+        ),
         (lambda s: s | {"pos_emb.inv_freq": torch.ones(16)}, "pos_emb.inv_freq: other frequencies"),
-        (lambda s: s | {"r_w_bias": torch.zeros(4, 8).long()}, "r_w_bias: not a finite floating-point tensor"),
-        (lambda s: {k: v for k, v in s.items() if k != "r_r_bias"}, "r_r_bias: missing from the weights"),
+        (
+            lambda s: s | {"r_w_bias": torch.zeros(4, 8).long()},
+            "r_w_bias: not a finite floating-point tensor",
+        ),
+        (
+            lambda s: {k: v for k, v in s.items() if k != "r_r_bias"},
+            "r_r_bias: missing from the weights",
+        ),
         (lambda s: {k: v for k, v in s.items() if "layers.1." not in k}, "numbers are missing"),
-        (lambda s: s | {"layers.0.pos_ff.CoreNet.0.bias": torch.zeros(3)}, "CoreNet.0.bias: has the shape of"),
+        (
+            lambda s: s | {"layers.0.pos_ff.CoreNet.0.bias": torch.zeros(3)},
+            "CoreNet.0.bias: has the shape of",
+        ),
         (lambda s: {}, "missing from the weights"),
     ],
 )
@@ -287,12 +349,20 @@ def test_float32_weights_make_a_float32_model() -> None:
         ({"position": "alibi"}, "--position alibi: the original has no such encoding"),
         ({"untie_r": True}, "--untie_r: the original has one pair of u and v"),
         ({"position": "sinusoid_input"}, "counts positions back from the last token"),
-        ({"position": "learned_per_layer", "n_position": 4}, "counts positions back from the last token"),
+        (
+            {"position": "learned_per_layer", "n_position": 4},
+            "counts positions back from the last token",
+        ),
     ],
 )
-def test_what_the_original_has_no_place_for_is_not_exported(settings: dict[str, object], reason: str) -> None:
+def test_what_the_original_has_no_place_for_is_not_exported(
+    settings: dict[str, object], reason: str
+) -> None:
     model = TransformerXL(
-        ModelConfig(**{"n_token": 5, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 4, "d_inner": 4} | settings)
+        ModelConfig(
+            **{"n_token": 5, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 4, "d_inner": 4}
+            | settings
+        )
     )
     with pytest.raises(UsageError, match=reason):
         to_kimiyoung(model)
@@ -302,4 +372,9 @@ def test_the_clamp_that_attn_type_3_ignored_is_dropped() -> None:
     golden = Golden("attn3")
     _, context = from_kimiyoung(golden.state(), golden.config["model"] | {"clamp_len": 4})
     assert context.clamp_len == -1
-    assert from_kimiyoung(Golden("attn2").state(), Golden("attn2").config["model"] | {"clamp_len": 4})[1].clamp_len == 4
+    assert (
+        from_kimiyoung(Golden("attn2").state(), Golden("attn2").config["model"] | {"clamp_len": 4})[
+            1
+        ].clamp_len
+        == 4
+    )

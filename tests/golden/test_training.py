@@ -57,7 +57,9 @@ def test_twelve_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     for ours, theirs in ((losses, "loss"), (norms, "grad_norm"), (rates, "lr_used")):
         np.testing.assert_allclose(ours, file[theirs], rtol=0, atol=1e-9)
     for name, weight in parameters_as_kimiyoung(model, dict(model.named_parameters())).items():
-        np.testing.assert_allclose(weight.detach().numpy(), file[f"param12/{name}"], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(
+            weight.detach().numpy(), file[f"param12/{name}"], rtol=0, atol=1e-9
+        )
 
 
 SCHEDULES = {
@@ -86,15 +88,32 @@ def test_learning_rates_by_the_original_convention(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("wt103_base", {"n_layer": 16, "d_model": 410, "n_head": 10, "d_head": 41, "d_inner": 2100}),
-        ("wt103_large", {"n_layer": 18, "d_model": 1024, "n_head": 16, "d_head": 64, "d_inner": 4096, "div_val": 4}),
+        (
+            "wt103_base",
+            {"n_layer": 16, "d_model": 410, "n_head": 10, "d_head": 41, "d_inner": 2100},
+        ),
+        (
+            "wt103_large",
+            {
+                "n_layer": 18,
+                "d_model": 1024,
+                "n_head": 16,
+                "d_head": 64,
+                "d_inner": 4096,
+                "div_val": 4,
+            },
+        ),
     ],
 )
 def test_parameter_counts_of_the_published_configurations(name: str, shape: dict) -> None:
     golden = json.loads((FOLDER / "param_counts.json").read_text())[name]
     cutoffs, tie_projs = (20000, 40000, 200000), (False, True, True, True)
     with torch.device("meta"):
-        model = TransformerXL(ModelConfig(n_token=golden["n_token"], cutoffs=cutoffs, tie_projs=tie_projs, **shape))
+        model = TransformerXL(
+            ModelConfig(n_token=golden["n_token"], cutoffs=cutoffs, tie_projs=tie_projs, **shape)
+        )
     assert sum(p.numel() for p in model.parameters()) == golden["n_all_param"]
-    biases = sum(p.numel() for name, p in model.layers.named_parameters() if name.endswith(("u_NH", "v_NH")))
+    biases = sum(
+        p.numel() for name, p in model.layers.named_parameters() if name.endswith(("u_NH", "v_NH"))
+    )
     assert sum(p.numel() for p in model.layers.parameters()) - biases == golden["n_nonemb_param"]

@@ -17,12 +17,19 @@ import txl.hf  # noqa: E402
 
 CLASSES = ["TransfoXLModel", "TransfoXLLMHeadModel", "TransfoXLForSequenceClassification"]
 IDS = some_ids()
-GREEDY: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+GREEDY: dict[str, Any] = {
+    "max_new_tokens": 5,
+    "do_sample": False,
+    "eos_token_id": -1,
+    "pad_token_id": 0,
+}
 of_every_class = pytest.mark.parametrize("cls", CLASSES)
 
 
 def model_of(cls: str, **settings: Any) -> Any:
-    return build(cls, **{"pad_token_id": 0, "num_labels": 3} if cls == CLASSES[2] else {}, **settings)
+    return build(
+        cls, **{"pad_token_id": 0, "num_labels": 3} if cls == CLASSES[2] else {}, **settings
+    )
 
 
 # what is computed
@@ -63,8 +70,12 @@ def test_arguments_of_other_models_are_taken() -> None:
     for cls in CLASSES:
         assert model_of(cls)(IDS, use_cache=False).mems is None
     assert torch.equal(model(IDS, logits_to_keep=2).logits, out.logits[:, -2:])
-    assert torch.equal(model(IDS, logits_to_keep=torch.tensor([0, 5])).logits, out.logits[:, [0, 5]])
-    assert torch.equal(model(IDS, labels=IDS, logits_to_keep=1).losses, model(IDS, labels=IDS).losses)
+    assert torch.equal(
+        model(IDS, logits_to_keep=torch.tensor([0, 5])).logits, out.logits[:, [0, 5]]
+    )
+    assert torch.equal(
+        model(IDS, labels=IDS, logits_to_keep=1).losses, model(IDS, labels=IDS).losses
+    )
     mask_BT, ids_BT = torch.ones_like(IDS), IDS.clone()
     mask_BT[0, :3], ids_BT[0, :3] = 0, 0
     places_BT = (mask_BT.cumsum(1) - 1).masked_fill(mask_BT == 0, 1)  # as `generate` makes them
@@ -89,12 +100,16 @@ def test_without_a_memory_a_padded_row_is_read_as_it_would_be_alone(kind: str) -
 
 def test_a_memory_that_nobody_could_see_is_told_in_the_words_of_python() -> None:
     """transformers 4 attends to everything then, the future too."""
-    with pytest.raises(ValueError, match=r"^mem_len 0: with same_length a token sees mem_len keys; set same_length"):
+    with pytest.raises(
+        ValueError, match=r"^mem_len 0: with same_length a token sees mem_len keys; set same_length"
+    ):
         build(mem_len=0)
     model = build()
     with pytest.raises(ValueError, match=r"^mem_len 0: with same_length"):
         model.reset_memory_length(0)
-    with pytest.raises(ValueError, match=r"^cutoffs 20000 40000 200000: beyond the vocabulary of 60 words"):
+    with pytest.raises(
+        ValueError, match=r"^cutoffs 20000 40000 200000: beyond the vocabulary of 60 words"
+    ):
         txl.hf.TransfoXLModel(txl.hf.TransfoXLConfig(vocab_size=60))
 
 
@@ -102,7 +117,9 @@ def test_a_memory_that_nobody_could_see_is_told_in_the_words_of_python() -> None
 
 
 @of_every_class
-def test_weights_are_the_same_after_saving_copying_and_from_a_state_dict(cls: str, tmp_path: Path) -> None:
+def test_weights_are_the_same_after_saving_copying_and_from_a_state_dict(
+    cls: str, tmp_path: Path
+) -> None:
     model, known = model_of(cls), getattr(txl.hf, cls)
     model.save_pretrained(tmp_path)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -122,7 +139,9 @@ def test_a_body_is_read_into_a_head_and_out_of_it(tmp_path: Path) -> None:
         for source, states_BTD in (("body", body(IDS)[0]), ("whole", whole.transformer(IDS)[0])):
             model = getattr(txl.hf, cls).from_pretrained(tmp_path / source)
             assert torch.equal(model.transformer(IDS)[0], states_BTD)
-    assert torch.equal(txl.hf.TransfoXLModel.from_pretrained(tmp_path / "whole")(IDS)[0], whole.transformer(IDS)[0])
+    assert torch.equal(
+        txl.hf.TransfoXLModel.from_pretrained(tmp_path / "whole")(IDS)[0], whole.transformer(IDS)[0]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,7 +160,10 @@ def test_fresh_weights_follow_the_configuration() -> None:
     for parameter in build(**settings).parameters():
         assert round(parameter.detach().mean().item(), 6) in (0.0, 1.0)
     model = build(init="uniform", init_range=0.25, proj_init_std=3.0)
-    weight, proj = model.transformer.layers[0].dec_attn.qkv_net.weight, model.transformer.word_emb.emb_projs[0]
+    weight, proj = (
+        model.transformer.layers[0].dec_attn.qkv_net.weight,
+        model.transformer.word_emb.emb_projs[0],
+    )
     assert 0.2 < float(weight.detach().abs().max()) <= 0.25
     assert float(proj.detach().abs().max()) > 3
     assert not model.crit.cluster_bias.any()
@@ -163,14 +185,18 @@ def test_embeddings_can_be_replaced() -> None:
 # training
 
 
-@pytest.mark.parametrize("problem", ["regression", "single_label_classification", "multi_label_classification"])
+@pytest.mark.parametrize(
+    "problem", ["regression", "single_label_classification", "multi_label_classification"]
+)
 @pytest.mark.parametrize("is_recomputed", [False, True])
 def test_a_classifier_learns_each_kind_of_label(problem: str, is_recomputed: bool) -> None:
     n_label = 1 if problem == "regression" else 3
     labels: dict[str, Tensor] = {
         "regression": torch.tensor([0.5, 2.0, -1.0]),
         "single_label_classification": torch.tensor([0, 2, 1]),
-        "multi_label_classification": torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]),
+        "multi_label_classification": torch.tensor(
+            [[0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+        ),
     }
     model = build(CLASSES[2], num_labels=n_label, problem_type=problem, pad_token_id=0).train()
     if is_recomputed:

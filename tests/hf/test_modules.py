@@ -90,10 +90,15 @@ def test_hooks_fire_on_every_module_and_change_no_figure(kind: str) -> None:
 def test_what_a_hook_returns_is_taken() -> None:
     model = build()
     scores_BTV, losses_BT = figures(model)
-    attention, o_net = model.transformer.layers[0].dec_attn, model.transformer.layers[0].dec_attn.o_net
+    attention, o_net = (
+        model.transformer.layers[0].dec_attn,
+        model.transformer.layers[0].dec_attn.o_net,
+    )
     modules = [o_net, attention.qkv_net, attention.r_net, attention.dropatt, attention.layer_norm]
     for module in (*modules, *model.crit.out_layers):
-        handle = module.register_forward_hook(lambda _, args, output: output - output.roll(1, -1) / 2)
+        handle = module.register_forward_hook(
+            lambda _, args, output: output - output.roll(1, -1) / 2
+        )
         for found, before in zip(figures(model), (scores_BTV, losses_BT), strict=True):
             assert not torch.allclose(found, before), module
         handle.remove()
@@ -109,7 +114,8 @@ def test_embeddings_are_modules(kind: str) -> None:
     tables = [layer.weight for layer in words.emb_layers]
     if len(words.emb_projs):
         tables = [table_VE @ proj.T for table_VE, proj in zip(tables, words.emb_projs, strict=True)]
-    torch.testing.assert_close(words(torch.arange(60)), torch.cat(tables) * 4)  # the root of d_model
+    # the root of d_model
+    torch.testing.assert_close(words(torch.arange(60)), torch.cat(tables) * 4)
     assert isinstance(table, nn.Linear)
     assert model.transformer.get_input_embeddings() is model.get_input_embeddings()
     n_embedded = sum(layer.weight.numel() for layer in model.transformer.word_emb.emb_layers)
@@ -126,14 +132,28 @@ def test_texts_continue_embedded_prompts(settings: dict[str, Any]) -> None:
     model = build(**settings)
     embedded_BTD = model.get_input_embeddings()(IDS)
     for n_beam in (1, 2):
-        how = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0, "num_beams": n_beam}
+        how = {
+            "max_new_tokens": 5,
+            "do_sample": False,
+            "eos_token_id": -1,
+            "pad_token_id": 0,
+            "num_beams": n_beam,
+        }
         text_BT = model.generate(IDS, **how)
-        assert torch.equal(model.generate(inputs_embeds=embedded_BTD, **how), text_BT[:, IDS.shape[1] :])
+        assert torch.equal(
+            model.generate(inputs_embeds=embedded_BTD, **how), text_BT[:, IDS.shape[1] :]
+        )
 
 
 def test_neftune_changes_losses(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    arguments = {"max_steps": 2, "logging_steps": 1, "report_to": [], "use_cpu": True, "save_strategy": "no"}
+    arguments = {
+        "max_steps": 2,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "save_strategy": "no",
+    }
 
     def losses(**noise: float) -> list[float]:
         how = transformers.TrainingArguments(str(tmp_path), disable_tqdm=True, **arguments, **noise)
@@ -159,7 +179,9 @@ def test_adapters_in_place_of_linear_layers_train(kind: str) -> None:
     losses = train(model)
     assert losses[-1] < losses[0] - 0.3
     assert before[1].mean().item() == pytest.approx(losses[0], rel=1e-5)
-    text_BT = model.eval().generate(IDS, max_new_tokens=2, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    text_BT = model.eval().generate(
+        IDS, max_new_tokens=2, do_sample=False, pad_token_id=0, eos_token_id=-1
+    )
     assert text_BT.shape == (3, 10)
 
 
@@ -196,17 +218,25 @@ def test_a_weight_that_is_no_plain_tensor_is_left_to_its_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [["qkv_net", "o_net", "r_net", "CoreNet.0", "CoreNet.3"], ["qkv_net", "emb_layers.0", "out_layers.1"]]
+    "names",
+    [
+        ["qkv_net", "o_net", "r_net", "CoreNet.0", "CoreNet.3"],
+        ["qkv_net", "emb_layers.0", "out_layers.1"],
+    ],
 )
 def test_lora_of_peft_trains_and_is_read_again(names: list[str], tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     before = figures(build())
-    model: Any = peft.get_peft_model(build(), peft.LoraConfig(task_type="CAUSAL_LM", target_modules=names))
+    model: Any = peft.get_peft_model(
+        build(), peft.LoraConfig(task_type="CAUSAL_LM", target_modules=names)
+    )
     torch.testing.assert_close(figures(model), before)
     losses = train(model)
     assert losses[-1] < losses[0] - 0.1
     model.eval().save_pretrained(tmp_path)
-    torch.testing.assert_close(figures(peft.PeftModel.from_pretrained(build(), tmp_path)), figures(model))
+    torch.testing.assert_close(
+        figures(peft.PeftModel.from_pretrained(build(), tmp_path)), figures(model)
+    )
 
 
 def test_layer_norms_train_alone_and_can_be_replaced() -> None:
@@ -274,14 +304,19 @@ def test_exported_graphs_compute_the_same_for_other_ids_sizes_and_padding(kind: 
     step = Step(build(kind=kind))
     mask_BT = torch.ones_like(IDS)
     B, T = torch.export.Dim("B", min=2, max=64), torch.export.Dim("T", min=3, max=64)
-    graph = torch.export.export(step, (IDS, mask_BT), dynamic_shapes=({0: B, 1: T}, {0: B, 1: T})).module()
+    graph = torch.export.export(
+        step, (IDS, mask_BT), dynamic_shapes=({0: B, 1: T}, {0: B, 1: T})
+    ).module()
     ids_BT, padded_BT = some_ids(5, 11), torch.ones(5, 11, dtype=torch.int64)
     padded_BT[0, :4] = 0
     torch.testing.assert_close(graph(ids_BT, padded_BT), step(ids_BT, padded_BT))
     mems = step(IDS, mask_BT)[2:]
     graph = torch.export.export(step, (IDS, mask_BT, *mems)).module()
-    torch.testing.assert_close(graph(ids_BT[:3, :8], mask_BT, *mems), step(ids_BT[:3, :8], mask_BT, *mems))
-    assert not any("txl" in str(node.target) for node in graph.graph.nodes)  # a graph that runs elsewhere, too
+    torch.testing.assert_close(
+        graph(ids_BT[:3, :8], mask_BT, *mems), step(ids_BT[:3, :8], mask_BT, *mems)
+    )
+    # a graph that runs elsewhere, too
+    assert not any("txl" in str(node.target) for node in graph.graph.nodes)
 
 
 def test_a_traced_graph_computes_the_same() -> None:

@@ -20,17 +20,30 @@ TEXTS = [" ".join(f"w{(7 * i + j) % 50}" for j in range(3 + i % 5)) for i in ran
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Any:
-    words = ["<eos>", "<unk>", *(f"w{i}" for i in range(SIZES["vocab_size"] - 6)), ".", "abc", "@.@", "5"]
+    words = [
+        "<eos>",
+        "<unk>",
+        *(f"w{i}" for i in range(SIZES["vocab_size"] - 6)),
+        ".",
+        "abc",
+        "@.@",
+        "5",
+    ]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     return txl.hf.TransfoXLTokenizer(vocab_file=str(tmp_path / "vocab.txt"))
 
 
 def classifier() -> Any:
-    names = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
+    names = {
+        "id2label": dict(enumerate(LABELS)),
+        "label2id": {name: i for i, name in enumerate(LABELS)},
+    }
     return build("TransfoXLForSequenceClassification", num_labels=3, pad_token_id=0, **names)
 
 
-@pytest.mark.parametrize("task", ["text-classification", "zero-shot-classification", "feature-extraction"])
+@pytest.mark.parametrize(
+    "task", ["text-classification", "zero-shot-classification", "feature-extraction"]
+)
 def test_texts_in_batches_have_what_each_has_alone(task: str, tokenizer: Any) -> None:
     model = build("TransfoXLModel") if task == "feature-extraction" else classifier()
     pipeline = transformers.pipeline(task, model=model, tokenizer=tokenizer)
@@ -52,11 +65,15 @@ def test_texts_in_batches_have_what_each_has_alone(task: str, tokenizer: Any) ->
 
 
 def test_features_come_as_tensors_and_other_models_have_their_own(tokenizer: Any) -> None:
-    pipeline = transformers.pipeline("feature-extraction", model=build("TransfoXLModel"), tokenizer=tokenizer)
+    pipeline = transformers.pipeline(
+        "feature-extraction", model=build("TransfoXLModel"), tokenizer=tokenizer
+    )
     (short, long) = pipeline([TEXTS[0], TEXTS[3]], batch_size=2, return_tensors=True)
     assert (short.shape, long.shape) == ((1, 3, 16), (1, 6, 16))
     config = transformers.GPT2Config(vocab_size=60, n_embd=8, n_layer=1, n_head=1, n_positions=16)
-    other = transformers.pipeline("feature-extraction", model=transformers.GPT2Model(config), tokenizer=tokenizer)
+    other = transformers.pipeline(
+        "feature-extraction", model=transformers.GPT2Model(config), tokenizer=tokenizer
+    )
     short, _ = other([TEXTS[0], TEXTS[3]], batch_size=2, return_tensors=True)
     assert short.shape[-2:] == (6, 8)
 
@@ -86,7 +103,9 @@ class Script(transformers.LogitsProcessor):
         ("7 w", "w2 w3 5.5 w7 w1"),
     ],
 )
-def test_a_text_ends_where_it_holds_a_stop_string(stop_strings: Any, text: str, tokenizer: Any) -> None:
+def test_a_text_ends_where_it_holds_a_stop_string(
+    stop_strings: Any, text: str, tokenizer: Any
+) -> None:
     prompt = "w1 w2 w3"
     ids_BT = tokenizer(prompt, return_tensors="pt")["input_ids"]
     written = tokenizer.convert_tokens_to_ids("w2 w3 5 @.@ 5 w7 w1 w2".split())

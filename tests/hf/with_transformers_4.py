@@ -23,14 +23,34 @@ SENTENCES = [
     "The 23,000 people -- well-known ones -- aren't 1.80 m tall, said Dr. Smith.",
     'He said: "No" ; <eos> and a <formula> cost $5.50 (about 3%).',
 ]
-SMALL = {"vocab_size": 60, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24, "n_layer": 2, "mem_len": 12}
+SMALL = {
+    "vocab_size": 60,
+    "d_model": 16,
+    "n_head": 2,
+    "d_head": 8,
+    "d_inner": 24,
+    "n_layer": 2,
+    "mem_len": 12,
+}
 MODELS = {
-    "div4": {"cutoffs": [10, 30], "d_embed": 16, "div_val": 4, "clamp_len": 9, "layer_norm_epsilon": 0.1},
+    "div4": {
+        "cutoffs": [10, 30],
+        "d_embed": 16,
+        "div_val": 4,
+        "clamp_len": 9,
+        "layer_norm_epsilon": 0.1,
+    },
     "untied": {
         **{"cutoffs": [10, 30], "d_embed": 16, "div_val": 2, "clamp_len": -1, "pre_lnorm": True},
         **dict.fromkeys(("proj_share_all_but_first", "tie_word_embeddings", "same_length"), False),
     },
-    "shared_biases": {"cutoffs": [10, 30], "d_embed": 8, "div_val": 1, "untie_r": False, "clamp_len": 5},
+    "shared_biases": {
+        "cutoffs": [10, 30],
+        "d_embed": 8,
+        "div_val": 1,
+        "untie_r": False,
+        "clamp_len": 5,
+    },
     "no_clusters": {"cutoffs": [], "d_embed": 16, "div_val": 1, "same_length": False},
 }
 
@@ -39,16 +59,25 @@ def figures(folder: Path) -> None:
     """Write what this version computes with the model of a folder."""
     model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
-    ids = torch.randint(0, model.config.vocab_size, (2, 21), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        0, model.config.vocab_size, (2, 21), generator=torch.Generator().manual_seed(1)
+    )
     found, mems = {"ids": ids}, None
     with torch.no_grad():
         for i, segment in enumerate(ids.split(7, dim=1)):
             out = model(segment, mems=mems, output_hidden_states=True, output_attentions=True)
             found |= {f"scores{i}": out.prediction_scores, f"mems{i}": torch.stack(out.mems)}
-            found |= {f"hidden{i}": torch.stack(out.hidden_states), f"attention{i}": torch.stack(out.attentions)}
+            found |= {
+                f"hidden{i}": torch.stack(out.hidden_states),
+                f"attention{i}": torch.stack(out.attentions),
+            }
             mems = out.mems
-        found["greedy"] = model.generate(ids[:, :5], max_new_tokens=30, do_sample=False, pad_token_id=0)
-        found["beams"] = model.generate(ids[:, :5], max_new_tokens=9, num_beams=3, eos_token_id=-1, pad_token_id=0)
+        found["greedy"] = model.generate(
+            ids[:, :5], max_new_tokens=30, do_sample=False, pad_token_id=0
+        )
+        found["beams"] = model.generate(
+            ids[:, :5], max_new_tokens=9, num_beams=3, eos_token_id=-1, pad_token_id=0
+        )
         found["loss"] = model(ids[:1], labels=ids[:1]).loss
     np.savez(folder / "figures.npz", **{name: tensor.numpy() for name, tensor in found.items()})
 

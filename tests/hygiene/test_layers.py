@@ -48,7 +48,11 @@ def imports(path: Path) -> list[str]:
 
 
 def sources(root: Path) -> list[Path]:
-    return [p for p in sorted((root / "txl").rglob("*.py")) if TEXT not in p.parts and p.name != "__main__.py"]
+    return [
+        p
+        for p in sorted((root / "txl").rglob("*.py"))
+        if TEXT not in p.parts and p.name != "__main__.py"
+    ]
 
 
 def violations(root: Path) -> Iterator[str]:
@@ -68,7 +72,11 @@ def violations(root: Path) -> Iterator[str]:
 
 
 def test_no_module_imports_upward_and_every_room_has_its_floor() -> None:
-    modules = {path.name.removesuffix(".py") for path in (ROOT / "txl").iterdir() if not path.name.startswith("__")}
+    modules = {
+        path.name.removesuffix(".py")
+        for path in (ROOT / "txl").iterdir()
+        if not path.name.startswith("__")
+    }
     assert modules - {"py.typed"} == set(FLOOR) | {TEXT}
     assert list(violations(ROOT)) == []
 
@@ -88,8 +96,13 @@ def test_an_upward_import_is_seen(tmp_path: Path) -> None:
 
 
 def test_modules_do_not_import_in_circles() -> None:
-    names = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in sources(ROOT)}
-    graph = {name: {i for i in imports(path) if i in names and i != name} for name, path in names.items()}
+    names = {
+        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
+        for p in sources(ROOT)
+    }
+    graph = {
+        name: {i for i in imports(path) if i in names and i != name} for name, path in names.items()
+    }
     for name in graph:
         graph[name] -= {n for n in graph[name] if name.startswith(n + ".")}  # a room's own __init__
     try:
@@ -100,14 +113,26 @@ def test_modules_do_not_import_in_circles() -> None:
 
 def test_the_text_library_knows_little_of_others_and_has_one_name() -> None:
     """Under two names its classes would exist twice, and errors would not be caught. Only its streams know tensors."""
-    names = {".".join(name.split(".")[:2]) for path in (ROOT / TEXT).rglob("*.py") for name in imports(path)}
+    names = {
+        ".".join(name.split(".")[:2])
+        for path in (ROOT / TEXT).rglob("*.py")
+        for name in imports(path)
+    }
     assert {name for name in names if name.partition(".")[0] in ("txl", TEXT)} == {
         "txl.config",
         "txl.files",
         "txl.registry",
     }
     files = (ROOT / TEXT).glob("*.py")
-    knows = sorted(path.name for path in files if any(n.partition(".")[0] == "torch" for n in imports(path)))
+    knows = sorted(
+        path.name for path in files if any(n.partition(".")[0] == "torch" for n in imports(path))
+    )
     assert knows == ["segments.py"]
-    files = [p for folder in ("txl", "tests", "benchmarks", "examples") for p in (ROOT / folder).rglob("*.py")]
-    assert [path for path in files if any(name.partition(".")[0] == TEXT for name in imports(path))] == []
+    files = [
+        p
+        for folder in ("txl", "tests", "benchmarks", "examples")
+        for p in (ROOT / folder).rglob("*.py")
+    ]
+    assert [
+        path for path in files if any(name.partition(".")[0] == TEXT for name in imports(path))
+    ] == []

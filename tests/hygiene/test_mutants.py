@@ -20,7 +20,11 @@ def test_every_fault_can_be_applied() -> None:
 def test_a_new_file_has_a_fault() -> None:
     tried = {mutant["file"] for mutant in mutants()}
     files = [path for room in ("txl", "data_utils") for path in (ROOT / room).rglob("*.py")]
-    with_logic = {str(p.relative_to(ROOT)) for p in files if any(map(is_function, ast.walk(ast.parse(p.read_text()))))}
+    with_logic = {
+        str(p.relative_to(ROOT))
+        for p in files
+        if any(map(is_function, ast.walk(ast.parse(p.read_text()))))
+    }
     assert tried <= {str(path.relative_to(ROOT)) for path in files}
     assert len(with_logic - tried) <= N_WITHOUT, sorted(with_logic - tried)
 

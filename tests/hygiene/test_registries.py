@@ -52,7 +52,9 @@ def test_an_encoding_reads_and_says_what_it_declares(name: str) -> None:
 
 def test_a_rule_reads_what_it_declares() -> None:
     for name, cls in ATTENTION_RULES.items():
-        assert asked_by(cls, attention=name, position="none") == set(cls.settings) - {"redraw_interval"}
+        assert asked_by(cls, attention=name, position="none") == set(cls.settings) - {
+            "redraw_interval"
+        }
         assert ("redraw_interval" in cls.settings) == hasattr(cls, "redraw")
 
 
@@ -60,7 +62,9 @@ def test_a_memory_reads_what_it_declares_and_says_where_it_is_from() -> None:
     for name, cls in MEMORIES.items():
         asked: set[str] = set()
         for layer in range(2):
-            asked |= asked_by(lambda c, cls=cls, i=layer: cls.of_layer(c, i)(c), memory=name, n_layer=2)
+            asked |= asked_by(
+                lambda c, cls=cls, i=layer: cls.of_layer(c, i)(c), memory=name, n_layer=2
+            )
         assert asked - {"recurrence"} == set(cls.settings) - set(Context.__dataclass_fields__)
         assert re.search(r" et al\. 20\d\d", cls.__doc__ or "")
 
@@ -69,7 +73,14 @@ def test_ways_to_compute_are_those_of_relative_attention() -> None:
     """Encodings that read `attn_impl` are those for which the softmax asks `txl.ops.rel_attention`."""
     asked = []
     for name in set(POSITION_ENCODINGS) - {"floater"}:
-        sizes = {"n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 4, "d_inner": 4, "n_position": 4}
+        sizes = {
+            "n_layer": 1,
+            "n_head": 1,
+            "d_head": 4,
+            "d_model": 4,
+            "d_inner": 4,
+            "n_position": 4,
+        }
         model = TransformerXL(ModelConfig(n_token=5, position=name, **sizes))
         model.layers[0].attn.rule.impl = "no such way"
         try:
@@ -85,9 +96,12 @@ def test_every_one_has_an_equation() -> None:
     for name in set(ATTENTION_RULES) - {"softmax"}:
         text = (ROOT / "tests" / "equations" / f"test_{name}.py").read_text(encoding="utf-8")
         assert "def test_the_rule_is_the_formula(" in text
-    of_the_paper = {"fifo", "none"}  # their equation is that of every position encoding, over a memory and without
+    # their equation is that of every position encoding, over a memory and without
+    of_the_paper = {"fifo", "none"}
     folder = ROOT / "tests" / "equations"
-    assert set(MEMORIES) - of_the_paper <= {path.stem.removeprefix("test_") for path in folder.glob("test_*.py")}
+    assert set(MEMORIES) - of_the_paper <= {
+        path.stem.removeprefix("test_") for path in folder.glob("test_*.py")
+    }
 
 
 # pages
@@ -102,7 +116,10 @@ def tables(page: str, heading: str) -> list[list[list[list[str]]]]:
 
 
 def test_every_one_has_its_rows() -> None:
-    of_encodings = [[name for first, *_ in rows for name in first] for rows in tables("encodings.md", "--position")]
+    of_encodings = [
+        [name for first, *_ in rows for name in first]
+        for rows in tables("encodings.md", "--position")
+    ]
     assert list(map(sorted, of_encodings)) == [sorted(POSITION_ENCODINGS)] * 4
     assert [[first for (first,), *_ in rows] for rows in tables("attention.md", "--attention")] == [
         list(ATTENTION_RULES)
@@ -112,7 +129,9 @@ def test_every_one_has_its_rows() -> None:
     listed, works = tables("memory.md", "--memory")
     assert [first for (first,), *_ in listed] == list(MEMORIES)
     only = [
-        (name, setting, allowed) for name, cls in MEMORIES.items() for setting, allowed in cls.traits.works_with.items()
+        (name, setting, allowed)
+        for name, cls in MEMORIES.items()
+        for setting, allowed in cls.traits.works_with.items()
     ]
     said = {tuple(word for cell in row for word in cell) for row in works}
     assert said == {(name, f"--{of}", *map(str, allowed)) for name, of, allowed in only}
@@ -121,13 +140,22 @@ def test_every_one_has_its_rows() -> None:
 def test_the_page_of_encodings_says_which_rules_work_and_who_reads_a_flag() -> None:
     lines = (ROOT / "docs" / "encodings.md").read_text().splitlines()
     cells = [line.strip("|").split("|") for line in lines if line[:3] == "| `"]
-    rows = [(set(re.findall(r"`(\S+)`", first)), [cell.strip() for cell in rest]) for first, *rest in cells]
-    said = [(name, *rest) for names, rest in rows for name in names if set(rest) <= {"yes", "refused"}]
-    elsewhere = {name: "refused" if cls.needs_scores() else "yes" for name, cls in POSITION_ENCODINGS.items()}
+    rows = [
+        (set(re.findall(r"`(\S+)`", first)), [cell.strip() for cell in rest])
+        for first, *rest in cells
+    ]
+    said = [
+        (name, *rest) for names, rest in rows for name in names if set(rest) <= {"yes", "refused"}
+    ]
+    elsewhere = {
+        name: "refused" if cls.needs_scores() else "yes" for name, cls in POSITION_ENCODINGS.items()
+    }
     assert sorted(said) == sorted((name, "yes", other, other) for name, other in elsewhere.items())
     who = {flag: re.findall(r"`(\w+)`", rest[0]) for (flag, *_), rest in rows if len(rest) == 1}
     flags = set().union(*(cls.reads() for cls in POSITION_ENCODINGS.values())) - {"count_back"}
-    assert {flag: set(names) for flag, names in who.items()} == {f"--{n}": set(readers(n).position) for n in flags}
+    assert {flag: set(names) for flag, names in who.items()} == {
+        f"--{n}": set(readers(n).position) for n in flags
+    }
 
 
 # flags
@@ -135,7 +163,12 @@ def test_the_page_of_encodings_says_which_rules_work_and_who_reads_a_flag() -> N
 
 def used(text: str) -> set[str]:
     """Flags that a text types, and fields of configurations that it sets."""
-    found = {name for names in re.findall(r'--(\w+)|"(\w+)":|\b(\w+)=(?!=)', text) for name in names if name}
+    found = {
+        name
+        for names in re.findall(r'--(\w+)|"(\w+)":|\b(\w+)=(?!=)', text)
+        for name in names
+        if name
+    }
     return found | {name.removeprefix("no_") for name in found}
 
 

@@ -28,10 +28,14 @@ def conditions() -> Iterator[tuple[str, str]]:
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.skipif"):
                 yield where, ast.unparse(node.args[0])
-            if isinstance(node, ast.If) and any("pytest.skip(" in ast.unparse(line) for line in node.body):
+            if isinstance(node, ast.If) and any(
+                "pytest.skip(" in ast.unparse(line) for line in node.body
+            ):
                 yield where, ast.unparse(node.test)
 
 
 def test_no_test_is_left_out_because_of_the_processor() -> None:
-    unknown = [f"{where}: {condition}" for where, condition in conditions() if condition not in KNOWN]
+    unknown = [
+        f"{where}: {condition}" for where, condition in conditions() if condition not in KNOWN
+    ]
     assert unknown == []

@@ -28,7 +28,10 @@ SHAPE = {
 }
 CONTEXT = Context(tgt_len=5, mem_len=7)
 IDS = torch.randint(0, 60, (2, 5), generator=torch.Generator().manual_seed(0))
-CORE = {f"model/{name}.py" for name in "adaptive attention feed_forward layer memory span transformer".split()}
+CORE = {
+    f"model/{name}.py"
+    for name in "adaptive attention feed_forward layer memory span transformer".split()
+}
 CORE |= {"positions/rel_sinusoid.py"}
 """The paper's model."""
 OUTSIDE = ("ops", "config.py", "training", "inference")
@@ -58,7 +61,9 @@ def of_the_model(files: set[str]) -> set[str]:
 
 def step(**settings: Any) -> set[str]:
     """The model's files that a training step enters, after one that makes what is made once."""
-    loss = Nats(TransformerXL(ModelConfig(**SHAPE, **settings), dropout=0.1, dropatt=0.1).train(), 0.0)
+    loss = Nats(
+        TransformerXL(ModelConfig(**SHAPE, **settings), dropout=0.1, dropatt=0.1).train(), 0.0
+    )
     _, _, memory, _ = loss(IDS, IDS, None, CONTEXT)
 
     def once() -> None:
@@ -93,4 +98,6 @@ def test_a_segment_of_an_evaluation_and_a_token_enter_the_core_and_the_reader() 
 
 
 def test_a_file_that_is_entered_is_seen() -> None:
-    assert "model/span.py" in entered(lambda: Context(tgt_len=3) and txl.Span(0, 2).mask(torch.device("cpu")))
+    assert "model/span.py" in entered(
+        lambda: Context(tgt_len=3) and txl.Span(0, 2).mask(torch.device("cpu"))
+    )

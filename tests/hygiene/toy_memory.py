@@ -32,7 +32,9 @@ class ToyMemory(MemoryRule):
     def n_kept(cls, state: State) -> int:
         return 1
 
-    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
+    def forward(
+        self, layer: Any, h_BTD: Tensor, state: State, reading: Reading
+    ) -> tuple[Tensor, State]:
         mean_BD = state.extra["mean_BD"]
         out_BTD = layer.attend(h_BTD, mean_BD[:, None], reading.feats, reading.span)
         mean_BD = self.decay * mean_BD + (1 - self.decay) * h_BTD[:, -1]

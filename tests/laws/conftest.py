@@ -32,7 +32,12 @@ ENCODINGS: dict[str, dict[str, Any]] = {
     "t5": {"n_bucket": 8, "max_distance": 20},
     "shaw": {"max_distance": 9},
     "relative_keys": {"n_position": 40},
-    "relative_keys_short": {"position": "relative_keys", "n_position": 6, "untie_r": True, "n_head": 1},
+    "relative_keys_short": {
+        "position": "relative_keys",
+        "n_position": 6,
+        "untie_r": True,
+        "n_head": 1,
+    },
     "deberta": {"max_distance": 9},
     "floater": {},
     "floater_untied": {"position": "floater", "untie_r": True},
@@ -41,23 +46,46 @@ ENCODINGS: dict[str, dict[str, Any]] = {
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "pre_lnorm_adaptive": {"pre_lnorm": True, "cutoffs": (10, 30), "div_val": 2, "tie_projs": (False, True, True)},
-    "untie_r_one_table": {"untie_r": True, "cutoffs": (10, 30), "d_embed": 6, "tie_projs": (False, True, True)},
+    "pre_lnorm_adaptive": {
+        "pre_lnorm": True,
+        "cutoffs": (10, 30),
+        "div_val": 2,
+        "tie_projs": (False, True, True),
+    },
+    "untie_r_one_table": {
+        "untie_r": True,
+        "cutoffs": (10, 30),
+        "d_embed": 6,
+        "tie_projs": (False, True, True),
+    },
     "gated": {"pre_lnorm": True, "gate": "gru"},
-    "one_head_untied": {"n_head": 1, "d_head": 5, "cutoffs": (10, 30), "div_val": 2, "not_tied": True},
+    "one_head_untied": {
+        "n_head": 1,
+        "d_head": 5,
+        "cutoffs": (10, 30),
+        "div_val": 2,
+        "not_tied": True,
+    },
 } | {name: {"position": name} | settings for name, settings in ENCODINGS.items()}
 """Of softmax and hidden states in a queue, a shape for each position encoding, and some more."""
 LAYERS: dict[str, dict[str, Any]] = {
     "reversible": {"pre_lnorm": True, "reversible": True},
     "same": {"recurrence": "same"},
-    "same_reversible": {"recurrence": "same", "pre_lnorm": True, "reversible": True, "position": "alibi"},
+    "same_reversible": {
+        "recurrence": "same",
+        "pre_lnorm": True,
+        "reversible": True,
+        "position": "alibi",
+    },
 }
 RULE_SIZES = {"n_position": 64, "n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
 """Of attention rules other than softmax, and of tables of the encodings that they are tried with."""
 SCORELESS = [name for name, cls in POSITION_ENCODINGS.items() if not cls.needs_scores()]
 KINDS = ({}, LAYERS["reversible"], LAYERS["same"])
 OF_RULES: dict[str, dict[str, Any]] = {
-    f"{rule}_{position}": RULE_SIZES | {"attention": rule, "position": position} | KINDS[(i + n) % len(KINDS)]
+    f"{rule}_{position}": RULE_SIZES
+    | {"attention": rule, "position": position}
+    | KINDS[(i + n) % len(KINDS)]
     for n, rule in enumerate(("performer", "lsh"))
     for i, position in enumerate(SCORELESS)
 }
@@ -66,7 +94,13 @@ MEMORY_MODELS: dict[str, dict[str, Any]] = {
     "fifo": {"mem_len": 5},
     "no_memory": {"memory": "none"},
     "compressive": {"memory": "compressive", "compress_rate": 2, "mem_len": 3, "compressed_len": 4},
-    "expire_span": {"memory": "expire_span", "max_span": 12, "span_ramp": 2, "span_loss": 0.1, "mem_len": 8},
+    "expire_span": {
+        "memory": "expire_span",
+        "max_span": 12,
+        "span_ramp": 2,
+        "span_loss": 0.1,
+        "mem_len": 8,
+    },
     "infini": {"memory": "infini", "mem_len": 5},
     "infini_delta": {"memory": "infini", "infini_update": "delta", "mem_len": 0},
     "knn": {"memory": "knn", "lookup_k": 4, "lookup_len": 7, "lookup_layer": 0, "mem_len": 3},
@@ -106,7 +140,9 @@ def build(name: str, **changes: object) -> TransformerXL:
 
 def shape_of(name: str) -> dict[str, Any]:
     """What a line of the list says of the model, without its context."""
-    return {key: value for key, value in MODELS[name].items() if key in ModelConfig.__dataclass_fields__}
+    return {
+        key: value for key, value in MODELS[name].items() if key in ModelConfig.__dataclass_fields__
+    }
 
 
 def context_of(name: str, **changes: Any) -> Context:
@@ -130,7 +166,11 @@ def counts_distances(c: ModelConfig) -> bool:
     turned by their place in [memory, segment] get estimates that agree in the mean only."""
     cls = POSITION_ENCODINGS[c.position]
     turns = cls.transform_qk is not PositionEncoding.transform_qk
-    return is_cut_anywhere(c) and not cls.places_hidden_states() and not (turns and c.attention == "performer")
+    return (
+        is_cut_anywhere(c)
+        and not cls.places_hidden_states()
+        and not (turns and c.attention == "performer")
+    )
 
 
 def clamps(model: TransformerXL) -> bool:
@@ -181,4 +221,8 @@ def other(token_BT: Tensor, places: slice, rows: slice = slice(None)) -> Tensor:
 
 def without_gradient(model: TransformerXL) -> Mapping[str, Tensor]:
     """The parameters that have none, or one that is not finite."""
-    return {name: p for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()}
+    return {
+        name: p
+        for name, p in model.named_parameters()
+        if p.grad is None or not p.grad.isfinite().all()
+    }

@@ -36,14 +36,19 @@ CUTS = {
 @pytest.mark.parametrize("cut", sorted(CUTS))
 def test_nats_are_those_of_the_full_distribution_in_token_order(cut: str) -> None:
     softmax = softmax_of(**CUTS[cut])
-    hidden, target_BT = torch.randn(3, 12, 6).double(), torch.stack([torch.randperm(12) for _ in range(3)])
+    hidden, target_BT = (
+        torch.randn(3, 12, 6).double(),
+        torch.stack([torch.randperm(12) for _ in range(3)]),
+    )
     full = -softmax.log_prob(hidden).gather(-1, target_BT[..., None]).squeeze(-1)
     torch.testing.assert_close(softmax.nll(hidden, target_BT), full)
     torch.testing.assert_close(softmax.nll(hidden, target_BT.int()), full)
 
 
 @pytest.mark.parametrize("cut", sorted(CUTS))
-def test_smoothing_is_the_cross_entropy_with_a_smoothed_target_in_each_softmax_on_the_way(cut: str) -> None:
+def test_smoothing_is_the_cross_entropy_with_a_smoothed_target_in_each_softmax_on_the_way(
+    cut: str,
+) -> None:
     softmax = softmax_of(**CUTS[cut])
     hidden_LD, target_L = torch.randn(12, 6).double().requires_grad_(), torch.randperm(12)
     smoothed_L = softmax.nll(hidden_LD, target_L) + 0.1 * smoothing(softmax, hidden_LD, target_L)
@@ -54,13 +59,20 @@ def test_smoothing_is_the_cross_entropy_with_a_smoothed_target_in_each_softmax_o
         columns = [(head_C, word if cluster == 0 else softmax.sizes[0] + cluster - 1)]
         if cluster:
             columns.append(
-                (WordProbabilities(softmax).tail(hidden_D, cluster - 1), word - sum(softmax.sizes[:cluster]))
+                (
+                    WordProbabilities(softmax).tail(hidden_D, cluster - 1),
+                    word - sum(softmax.sizes[:cluster]),
+                )
             )
-        expected.append(sum(-0.9 * logp_C[right] - 0.1 * logp_C.mean() for logp_C, right in columns))
+        expected.append(
+            sum(-0.9 * logp_C[right] - 0.1 * logp_C.mean() for logp_C, right in columns)
+        )
     torch.testing.assert_close(smoothed_L, torch.stack(expected))
     wanted = [hidden_LD, *softmax.parameters()]
     options = {"allow_unused": True, "materialize_grads": True}
-    grads = [torch.autograd.grad(loss, wanted, **options) for loss in (smoothed_L.sum(), sum(expected))]
+    grads = [
+        torch.autograd.grad(loss, wanted, **options) for loss in (smoothed_L.sum(), sum(expected))
+    ]
     torch.testing.assert_close(*grads)
 
 
@@ -71,7 +83,10 @@ def test_a_tied_table_gets_both_gradients(cut: str) -> None:
     embedding = AdaptiveEmbedding(config)
     softmax = AdaptiveSoftmax(config, embedding).double()
     embedding.double()
-    token_BT, target_BT = torch.tensor([[0, 5, 5], [11, 5, 0]]), torch.tensor([[5, 11, 0], [1, 5, 7]])
+    token_BT, target_BT = (
+        torch.tensor([[0, 5, 5], [11, 5, 0]]),
+        torch.tensor([[5, 11, 0], [1, 5, 7]]),
+    )
     weight_BTD = torch.randn(2, 3, 6).double()
     wanted = list(dict.fromkeys([*embedding.parameters(), *softmax.parameters()]))
 
@@ -80,12 +95,16 @@ def test_a_tied_table_gets_both_gradients(cut: str) -> None:
         return torch.autograd.grad(loss, wanted, allow_unused=True)
 
     tables: list[Tensor] = []
-    torch.testing.assert_close(gradients(embedding(token_BT, tables), tables), gradients(embedding(token_BT)))
+    torch.testing.assert_close(
+        gradients(embedding(token_BT, tables), tables), gradients(embedding(token_BT))
+    )
     rows_BTD = embedding(token_BT, [])
     words = [embedding(word_1[None, None])[0, 0] for word_1 in token_BT.flatten()]
     torch.testing.assert_close(rows_BTD, torch.stack(words).view(2, 3, 6))  # beside others as alone
     alone = torch.autograd.grad((rows_BTD * weight_BTD).sum(), list(embedding.parameters()))
-    expected = torch.autograd.grad((embedding(token_BT) * weight_BTD).sum(), list(embedding.parameters()))
+    expected = torch.autograd.grad(
+        (embedding(token_BT) * weight_BTD).sum(), list(embedding.parameters())
+    )
     torch.testing.assert_close(alone, expected)
 
 

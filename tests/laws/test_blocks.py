@@ -27,7 +27,9 @@ def build_noisy(shape: str, *, dropout: float, dropatt: float, **changes: Any) -
     return noisy.train()
 
 
-def stored(layers: Any, x1: Tensor, x2: Tensor, memory: Any, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+def stored(
+    layers: Any, x1: Tensor, x2: Tensor, memory: Any, feats: Tensor, span: Span
+) -> tuple[Tensor, Tensor]:
     """The layers as they are defined, with all activations kept."""
     for layer, mem_BMD in zip(layers, memory, strict=True):
         x1 = x1 + layer.attended(x2, mem_BMD, feats, span)
@@ -39,7 +41,10 @@ def stored(layers: Any, x1: Tensor, x2: Tensor, memory: Any, feats: Tensor, span
 @pytest.mark.parametrize(
     ("name", "impl", "noisy"),
     [("reversible", impl, False) for impl in ("naive", "dense", "blockwise")]
-    + [(name, "auto", True) for name in ("reversible", "t5", "shaw", "floater", "performer_rotary", "lsh_none")],
+    + [
+        (name, "auto", True)
+        for name in ("reversible", "t5", "shaw", "floater", "performer_rotary", "lsh_none")
+    ],
 )
 def test_reversible_gradients_equal_the_stored_ones(name: str, impl: str, noisy: bool) -> None:
     dropatt = 0.2 * noisy * (MODELS[name].get("attention") is None)  # the other rules refuse it
@@ -87,10 +92,14 @@ def saved_bytes(model: TransformerXL, token_BT: Tensor) -> int:
     return sum(seen.values()) + sum(layer.untyped_storage().nbytes() for layer in out.memory.layers)
 
 
-def test_what_is_kept_for_the_backward_pass_does_not_grow_with_reversible_layers(token_BT: Tensor) -> None:
+def test_what_is_kept_for_the_backward_pass_does_not_grow_with_reversible_layers(
+    token_BT: Tensor,
+) -> None:
     few, many = (saved_bytes(build("reversible", n_layer=n).train(), token_BT) for n in (2, 10))
     assert many == few
-    stored_few, stored_many = (saved_bytes(build("pre_lnorm", n_layer=n), token_BT) for n in (2, 10))
+    stored_few, stored_many = (
+        saved_bytes(build("pre_lnorm", n_layer=n), token_BT) for n in (2, 10)
+    )
     assert stored_many > 4 * stored_few > 4 * few
 
 
@@ -104,7 +113,9 @@ def test_the_peak_of_a_training_step_does_not_grow_with_reversible_layers() -> N
     assert step_peak("kept", 10, n_token=256) > 2 * many
 
 
-def test_reversible_layers_do_not_compute_again_with_weights_that_were_replaced(token_BT: Tensor) -> None:
+def test_reversible_layers_do_not_compute_again_with_weights_that_were_replaced(
+    token_BT: Tensor,
+) -> None:
     model = build("reversible").train()
     weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     out = torch.func.functional_call(model, weights, (token_BT, None, Context(tgt_len=12)))
@@ -137,9 +148,13 @@ def test_feed_forward_nets_are_the_formula(activation: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("chunk", "changes"), [(1, {"activation": "swiglu"}), (5, {}), (5, REVERSIBLE), (100, {})], ids=str
+    ("chunk", "changes"),
+    [(1, {"activation": "swiglu"}), (5, {}), (5, REVERSIBLE), (100, {})],
+    ids=str,
 )
-def test_chunks_of_the_feed_forward_net_change_nothing(token_BT: Tensor, chunk: int, changes: dict[str, Any]) -> None:
+def test_chunks_of_the_feed_forward_net_change_nothing(
+    token_BT: Tensor, chunk: int, changes: dict[str, Any]
+) -> None:
     model = build("plain", **changes)
 
     def result() -> list[Tensor]:
@@ -164,7 +179,9 @@ def test_chunks_keep_none_of_the_inner_states() -> None:
         compute_in_chunks(net, chunk)
         sizes = [0]
         x_BTD = torch.randn(2, 24, 8).requires_grad_()
-        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t)
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda t: sizes.append(t.numel()) or t, lambda t: t
+        )
         with hooks:
             net(x_BTD)
         return max(size for size in sizes if size != 8 * 512)  # the weights
@@ -188,7 +205,8 @@ def test_a_layer_that_remembers_what_it_returned_is_the_formula(token_BT: Tensor
         h_BTD = layer.attend(h_BTD, mem_BMD, feats, span)
     ours, memory = read(model, token_BT, [7, 5], FAR)
     torch.testing.assert_close(ours[:, 7:], h_BTD)
-    torch.testing.assert_close(memory.layers[-1], ours)  # without dropout what the last layer returned
+    # without dropout what the last layer returned
+    torch.testing.assert_close(memory.layers[-1], ours)
 
 
 @pytest.mark.parametrize("changes", [{}, {"pre_lnorm": True}, REVERSIBLE], ids=str)
@@ -209,7 +227,8 @@ def test_each_place_of_dropout_acts_alone(changes: dict[str, Any]) -> None:
         place.p = 0.5
     torch.testing.assert_close(model.eval()(token_BT, None, FAR).hidden_BTD, quiet)
     model.train()
-    assert len(places) == 6  # words and last hidden states, R, probabilities, after attention, two in the feed-forward
+    # words and last hidden states, R, probabilities, after attention, two in the feed-forward
+    assert len(places) == 6
     assert not any(torch.equal(states(place), quiet) for place in places)
     kept = states(model.drop) != 0  # the last hidden states too
     assert 0.3 < kept.double().mean() < 0.7

@@ -35,10 +35,15 @@ def test_loss_and_gradients_ask_the_device_for_no_number(model: TransformerXL) -
 
 
 @pytest.mark.parametrize("optim", ["adam", "lamb"])
-def test_a_training_step_asks_the_device_for_no_number(optim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_step_asks_the_device_for_no_number(
+    optim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of it: clipping, the note of a gradient that is not finite, the update. To look for that note is to ask."""
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # off here, and not to be had on meta
-    monkeypatch.setattr(sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_: None)
+    # off here, and not to be had on meta
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(
+        sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_: None
+    )
     config = TrainConfig(optim=optim, batch_size=4, batch_chunk=2, max_step=2, clip=1.0)
     model = build("pre_lnorm_adaptive", **SMALL).train().to(META)
     state = TrainState(model, config, CONTEXT, Ranks(0, 1, META))
@@ -102,7 +107,10 @@ def test_a_layer_compiles_into_one_graph_for_every_length_of_its_memory() -> Non
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.filterwarnings("ignore")
 def test_what_a_compiled_graph_drops_it_drops_again_when_it_recomputes() -> None:
-    operands = [torch.randn(shape, requires_grad=True) for shape in [(2, 2, 5, 4)] * 3 + [(5, 2, 4), (2, 4), (2, 4)]]
+    operands = [
+        torch.randn(shape, requires_grad=True)
+        for shape in [(2, 2, 5, 4)] * 3 + [(5, 2, 4), (2, 4), (2, 4)]
+    ]
 
     def attended(*operands: torch.Tensor) -> torch.Tensor:
         return dense(*operands, scale=0.5, dropout=0.5)

@@ -45,7 +45,8 @@ def answers(model: TransformerXL, token_BT: Tensor, name: str, dtype: torch.dtyp
 def test_weights_kept_in_16_bits_give_what_rounded_weights_give(
     name: str, token_BT: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "CAST_PAYS", 0)  # parts of rounded tables are multiplied in 16 bits too
+    # parts of rounded tables are multiplied in 16 bits too
+    monkeypatch.setattr(linear, "CAST_PAYS", 0)
     dtype = torch.float16 if len(name) % 2 else torch.bfloat16
     model = rounded(name, dtype)
     expected = answers(model, token_BT, name, dtype)
@@ -55,7 +56,8 @@ def test_weights_kept_in_16_bits_give_what_rounded_weights_give(
     for one, other in losses:
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=0, atol=0)
-    torch.testing.assert_close(*of_token_alone, rtol=0, atol=0.1)  # by `txl.inference.one_token`: rounded elsewhere
+    # by `txl.inference.one_token`: rounded elsewhere
+    torch.testing.assert_close(*of_token_alone, rtol=0, atol=0.1)
     assert sum(p.nbytes for p in model.parameters()) < n_byte
     assert not any(p.requires_grad for p in model.parameters())
 
@@ -80,7 +82,9 @@ def test_packed_weights_give_the_same_up_to_rounding(
             torch.testing.assert_close(losses, expected, rtol=0, atol=0.1)  # of losses of 4
             states = copied.state_dict(), plain.state_dict()
             assert [*states[0]] == [*states[1]]
-            assert all(a.equal(b) for a, b in zip(*(state.values() for state in states), strict=True))
+            assert all(
+                a.equal(b) for a, b in zip(*(state.values() for state in states), strict=True)
+            )
             assert [p.shape for p in copied.parameters()] == [p.shape for p in plain.parameters()]
 
 
@@ -91,7 +95,9 @@ def test_a_packed_product_is_that_of_bfloat16(
 ) -> None:
     weight, x = torch.randn(41, 67).bfloat16(), torch.randn(*shape, 67)
     bias = torch.randn(41).bfloat16() if is_biased else None
-    exact = F.linear(x.bfloat16().double(), weight.double(), None if bias is None else bias.double())
+    exact = F.linear(
+        x.bfloat16().double(), weight.double(), None if bias is None else bias.double()
+    )
     for ordered, product in operators(torch.bfloat16):
         monkeypatch.setattr(packed, "ordered", ordered)
         monkeypatch.setattr(packed, "product", product)
@@ -108,5 +114,9 @@ def test_nothing_is_packed_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
     with torch.no_grad(), autocast(model.device, torch.bfloat16):
         assert (
-            model.log_prob(model(torch.tensor([[N_TOKEN - 1]]), None, context_of("plain")).hidden_BTD).isfinite().all()
+            model.log_prob(
+                model(torch.tensor([[N_TOKEN - 1]]), None, context_of("plain")).hidden_BTD
+            )
+            .isfinite()
+            .all()
         )

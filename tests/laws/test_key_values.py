@@ -24,14 +24,18 @@ def test_they_serve_another_look_back(model: TransformerXL, token_BT: Tensor) ->
     near, far = Context(tgt_len=4, mem_len=6), Context(tgt_len=4, mem_len=20)
     clamped = dataclasses.replace(far, clamp_len=2 if clamps(model) else -1)
     with torch.inference_mode():
-        for context, segment_BT in zip((near, far, clamped) * 2, token_BT.repeat(1, 2).split(4, dim=1), strict=True):
+        for context, segment_BT in zip(
+            (near, far, clamped) * 2, token_BT.repeat(1, 2).split(4, dim=1), strict=True
+        ):
             one, hidden = model(segment_BT, hidden, context)
             two, cached = Frozen(model)(segment_BT, cached, context)
             torch.testing.assert_close(two, one)
 
 
 @pytest.mark.parametrize("name", ["plain", "t5"])
-def test_distances_are_projected_once(model: TransformerXL, token_BT: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_are_projected_once(
+    model: TransformerXL, token_BT: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cls = type(model.layers[0].attn.pos)
     calls, project = [], cls.project
     monkeypatch.setattr(cls, "project", lambda *args: calls.append(None) or project(*args))
@@ -99,15 +103,25 @@ def test_a_token_more_does_not_copy_the_memory(token_BT: Tensor) -> None:
 @pytest.mark.parametrize(
     ("tgt_len", "ext_len", "n_kept", "n_new", "taken"),
     [
-        *((3, 0, 8, 3, 12), (1, 0, 9, 1, 13), (4, 2, 10, 4, 15), (6, 0, 1, 0, 14), (1, 0, 66, 1, 14)),
-        *((4, 0, 8, 4, 8), (9, 0, 8, 9, 8), (5, 2, 10, 5, 8)),  # in a workspace, where segments are long
+        *(
+            (3, 0, 8, 3, 12),
+            (1, 0, 9, 1, 13),
+            (4, 2, 10, 4, 15),
+            (6, 0, 1, 0, 14),
+            (1, 0, 66, 1, 14),
+        ),
+        # in a workspace, where segments are long
+        *((4, 0, 8, 4, 8), (9, 0, 8, 9, 8), (5, 2, 10, 5, 8)),
     ],
 )
 def test_in_place_keys_stay_where_they_are(
     tgt_len: int, ext_len: int, n_kept: int, n_new: int, taken: int, token_BT: Tensor
 ) -> None:
     """And are those of a memory that is not. Room that is too small grows, and far more than is needed is not taken."""
-    model, context = Frozen(build("plain", **SMALL)), Context(tgt_len=tgt_len, mem_len=8, ext_len=ext_len)
+    model, context = (
+        Frozen(build("plain", **SMALL)),
+        Context(tgt_len=tgt_len, mem_len=8, ext_len=ext_len),
+    )
     plain = model.fresh_memory(2)
     memory, places, sizes = plain.in_place(n_kept=n_kept, n_new=n_new), [], set()
     for segment_BT in token_BT.repeat(1, 4).split(tgt_len, dim=1):
@@ -168,6 +182,8 @@ def test_every_encoding_computes_in_half_precision(model: TransformerXL, token_B
 
 def test_the_layers_share_one_mask(token_BT: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     made, plain = [], Span.mask_TS
-    monkeypatch.setattr(Span, "mask_TS", lambda span, device: made.append(span) or plain(span, device))
+    monkeypatch.setattr(
+        Span, "mask_TS", lambda span, device: made.append(span) or plain(span, device)
+    )
     read(TransformerXL(ModelConfig(**TINY, position="alibi")), token_BT, [8, 4], FAR)
     assert len(made) == 2

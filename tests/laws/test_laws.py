@@ -55,8 +55,12 @@ def test_every_encoding_rule_and_memory_has_a_model() -> None:
 def test_each_law_of_the_page_is_found_by_its_name() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
-    laws = re.findall(r"^\d+\. .*", page.partition("## Laws")[2].partition("\n## ")[0], re.MULTILINE)
-    tests = "".join(path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py"))
+    laws = re.findall(
+        r"^\d+\. .*", page.partition("## Laws")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    tests = "".join(
+        path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py")
+    )
     assert len(laws) == 13
     for law in laws:
         names = re.findall(r"`(test_\w+)`", law)
@@ -99,7 +103,11 @@ def test_remembered_keys_and_values_equal_remembered_hidden_states(
     name: str, model: TransformerXL, token_BT: Tensor
 ) -> None:
     """Evaluation, whatever it remembers, reads as training does; reversible layers read in training mode too."""
-    looks = [(context_of(name), [4] * 3), (context_of(name), [1] * 12)] if model.config.memory != "fifo" else LOOKS
+    looks = (
+        [(context_of(name), [4] * 3), (context_of(name), [1] * 12)]
+        if model.config.memory != "fifo"
+        else LOOKS
+    )
     for context, sizes in looks:
         context = context if clamps(model) else dataclasses.replace(context, clamp_len=-1)
         hidden, fresh = None, Frozen(model).fresh_memory(2)
@@ -127,25 +135,34 @@ def test_memory_is_detached_bounded_by_mem_len_and_never_written_to(
         loss_BT, _, later, _ = loss(segment_BT, segment_BT, memory, context)
         loss_BT.sum().backward()
         assert all(torch.equal(before[key], tensor) for key, tensor in memory.named().items())
-        assert {key: x.shape for key, x in later.named().items()} == {key: x.shape for key, x in before.items()}
+        assert {key: x.shape for key, x in later.named().items()} == {
+            key: x.shape for key, x in before.items()
+        }
 
 
 @for_models(lambda c: c.memory == "fifo")
-def test_memory_holds_the_last_tokens_that_a_layer_read_or_returned(model: TransformerXL, token_BT: Tensor) -> None:
+def test_memory_holds_the_last_tokens_that_a_layer_read_or_returned(
+    model: TransformerXL, token_BT: Tensor
+) -> None:
     inputs, outputs = [], []
     for layer in model.layers:
         if model.config.reversible:  # stream 2
-            layer.attended = lambda x, *more, plain=layer.attended: inputs.append(x) or plain(x, *more)
+            layer.attended = lambda x, *more, plain=layer.attended: (
+                inputs.append(x) or plain(x, *more)
+            )
             layer.ff.register_forward_hook(lambda _, args, out: outputs.append(inputs[-1] + out))
         else:
-            layer.register_forward_hook(lambda _, args, out: inputs.append(args[0]) or outputs.append(out[0]))
+            layer.register_forward_hook(
+                lambda _, args, out: inputs.append(args[0]) or outputs.append(out[0])
+            )
     with torch.no_grad():
         memory = read(model, token_BT, [8, 4], Context(mem_len=6))[1]
     states = outputs if model.config.recurrence == "same" else inputs
     for i, layer_BMD in enumerate(memory.layers):
         whole = torch.cat(states[i :: len(model.layers)], dim=1)
         assert torch.equal(layer_BMD, whole[:, -6:])
-        assert layer_BMD.untyped_storage().nbytes() == layer_BMD.nbytes  # and nothing longer stays with it
+        # and nothing longer stays with it
+        assert layer_BMD.untyped_storage().nbytes() == layer_BMD.nbytes
 
 
 @for_models(is_cut_anywhere)
@@ -161,7 +178,8 @@ def test_re_read_tokens_are_not_remembered(model: TransformerXL, token_BT: Tenso
 @for_models()
 def test_every_parameter_gets_a_gradient(name: str, model: TransformerXL) -> None:
     """In every step, also of one token: whichever clusters the words are from, whatever is remembered."""
-    some = [range(10), range(30, 50), [10], [0], [49]]  # the shortlist, the last cluster, one word of each
+    # the shortlist, the last cluster, one word of each
+    some = [range(10), range(30, 50), [10], [0], [49]]
     loss = Nats(model.train(), 0.0)
     for ids in (range(50), *(some if model.config.cutoffs else [])):
         choice, memory = torch.tensor(list(ids)), None
@@ -176,7 +194,9 @@ def test_every_parameter_gets_a_gradient(name: str, model: TransformerXL) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pre_lnorm_adaptive", "gated", "floater", "performer_rotary", "lsh_none"])
+@pytest.mark.parametrize(
+    "name", ["pre_lnorm_adaptive", "gated", "floater", "performer_rotary", "lsh_none"]
+)
 def test_gradients_equal_finite_differences(model: TransformerXL) -> None:
     token_BT = torch.randint(0, N_TOKEN, (2, 10))
     memory = model.train()(token_BT[:, :4], None, FAR).memory
@@ -197,7 +217,9 @@ def test_a_step_in_parts_is_its_parts_one_after_the_other(compress: str, token_B
         model, context = build(name, **SMALL | {"compression": compress}).train(), context_of(name)
         target_BT = other(token_BT, slice(None))
         loss_BT, nll_BT, *_ = Nats(model, 0.0, 3)(token_BT, target_BT, None, context)
-        embedded = [model.word_emb(part).detach().requires_grad_() for part in token_BT.split(4, dim=1)]
+        embedded = [
+            model.word_emb(part).detach().requires_grad_() for part in token_BT.split(4, dim=1)
+        ]
         memory, hiddens, own = None, [], []
         for h_BTD in embedded:
             hidden_BTD, memory = model.read(h_BTD, memory, context)
@@ -215,7 +237,8 @@ def test_same_length_is_a_sliding_window_of_mem_len_keys(name: str, token_BT: Te
     model = build(name, **SMALL | MODELS[name] | {"n_layer": 1})
     texts = torch.stack([token_BT[0], *(other(token_BT, slice(i, i + 1))[0] for i in range(12))])
     hidden = read(model, texts, [4, 8], WINDOW)[0]
-    moved = (hidden[1:] - hidden[0]).abs().amax(dim=2) > 1e-12  # rounding depends on which clusters the batch has
+    # rounding depends on which clusters the batch has
+    moved = (hidden[1:] - hidden[0]).abs().amax(dim=2) > 1e-12
     places = torch.arange(12)
     distance = places - places[:, None]
     assert torch.equal(moved, (distance >= 0) & (distance < 4))
@@ -242,14 +265,18 @@ def test_clamped_distances_are_all_the_same(name: str, token_BT: Tensor) -> None
     """Beyond clamp_len the order of remembered tokens is lost: in one layer, exchanging two changes nothing."""
     model = build(name, **SMALL | MODELS[name] | {"n_layer": 1})
     if not clamps(model):
-        with pytest.raises(UsageError, match=rf"--clamp_len 3: --position {model.config.position} has no distances"):
+        with pytest.raises(
+            UsageError, match=rf"--clamp_len 3: --position {model.config.position} has no distances"
+        ):
             model(token_BT, None, dataclasses.replace(FAR, clamp_len=3))
         return
     exchanged_BT = token_BT.clone()
     exchanged_BT[:, [1, 2]] = exchanged_BT[:, [2, 1]]
     for clamp_len, is_lost in ((3, True), (-1, False)):
         context = dataclasses.replace(FAR, clamp_len=clamp_len)
-        one, two = (read(model, text, [6, 6], context)[0][:, 6:] for text in (token_BT, exchanged_BT))
+        one, two = (
+            read(model, text, [6, 6], context)[0][:, 6:] for text in (token_BT, exchanged_BT)
+        )
         assert torch.allclose(one, two, rtol=0, atol=1e-12) == is_lost
 
 
@@ -278,7 +305,9 @@ SINCE_BT = torch.tensor([[i - max(b for b in row if b <= i) for i in range(12)] 
 
 
 @for_models(masks_documents)
-def test_a_token_sees_its_own_document_and_nothing_before_it(name: str, model: TransformerXL, token_BT: Tensor) -> None:
+def test_a_token_sees_its_own_document_and_nothing_before_it(
+    name: str, model: TransformerXL, token_BT: Tensor
+) -> None:
     own = context_of(name)
     for context in (own, WINDOW) if own is FAR else (own,):
         before = read(model, token_BT, CUT, context, since_BT=SINCE_BT)[0]
@@ -301,7 +330,9 @@ def test_a_document_read_alone_has_the_same_states(model: TransformerXL, token_B
 
 @torch.no_grad()
 @for_models(masks_documents)
-def test_documents_are_masked_whatever_is_remembered(name: str, model: TransformerXL, token_BT: Tensor) -> None:
+def test_documents_are_masked_whatever_is_remembered(
+    name: str, model: TransformerXL, token_BT: Tensor
+) -> None:
     """In keys and values as in hidden states; a row of one document is the plain text, however long it is."""
     context = context_of(name)
     expected = read(model, token_BT, CUT, context, since_BT=SINCE_BT)[0]

@@ -32,16 +32,24 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many streams were read each time."""
     found, read = [], one_token.read
     monkeypatch.setattr(
-        one_token, "read", lambda layers, h_BTD, *more: found.append(len(h_BTD)) or read(layers, h_BTD, *more)
+        one_token,
+        "read",
+        lambda layers, h_BTD, *more: found.append(len(h_BTD)) or read(layers, h_BTD, *more),
     )
     return found
 
 
 def through_both(
-    model: TransformerXL, token_BT: Tensor, context: Context, change: Callable[[int, object], object] = lambda i, m: m
+    model: TransformerXL,
+    token_BT: Tensor,
+    context: Context,
+    change: Callable[[int, object], object] = lambda i, m: m,
 ) -> list[tuple[Tensor, Tensor]]:
     """Hidden states of each token, by layers and by `one_token`, and what is remembered at the end."""
-    pairs, memories = [], {impl: Frozen(model).fresh_memory(len(token_BT)) for impl in ("naive", "auto")}
+    pairs, memories = (
+        [],
+        {impl: Frozen(model).fresh_memory(len(token_BT)) for impl in ("naive", "auto")},
+    )
     for i, token_B1 in enumerate(token_BT.split(1, dim=1)):
         one = {}
         for impl, memory in memories.items():
@@ -55,7 +63,9 @@ def through_both(
 @torch.inference_mode()
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_what_the_layers_compute(name: str, context: Context, token_BT: Tensor, calls: list[int]) -> None:
+def test_it_is_what_the_layers_compute(
+    name: str, context: Context, token_BT: Tensor, calls: list[int]
+) -> None:
     model = build(name, activation="swiglu" if name == "plain" else "relu")
     for found, expected in through_both(model, token_BT, context):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
@@ -72,16 +82,25 @@ def test_rows_may_change_between_tokens(token_BT: Tensor, calls: list[int]) -> N
 
 
 @torch.inference_mode()
-def test_what_is_made_ready_follows_the_context_and_the_segments_between(token_BT: Tensor, calls: list[int]) -> None:
+def test_what_is_made_ready_follows_the_context_and_the_segments_between(
+    token_BT: Tensor, calls: list[int]
+) -> None:
     model, found, expected = build("plain"), [], []
-    contexts = [dataclasses.replace(CONTEXTS["far"], mem_len=n, clamp_len=c) for n, c in ((3, 2), (9, -1), (3, 2))]
+    contexts = [
+        dataclasses.replace(CONTEXTS["far"], mem_len=n, clamp_len=c)
+        for n, c in ((3, 2), (9, -1), (3, 2))
+    ]
     for impl, hiddens in (("auto", found), ("naive", expected)):
         use_attention(model, impl)
         memory = Frozen(model).fresh_memory(2)
-        for segment_BT, context in zip(token_BT.split([2, 1, 1, 1, 4, 1, 1, 1], dim=1), contexts * 3, strict=False):
+        for segment_BT, context in zip(
+            token_BT.split([2, 1, 1, 1, 4, 1, 1, 1], dim=1), contexts * 3, strict=False
+        ):
             hidden_BTD, memory = Frozen(model)(segment_BT, memory, context)
             hiddens.append(hidden_BTD)
-    torch.testing.assert_close(torch.cat(found, dim=1), torch.cat(expected, dim=1), rtol=0, atol=1e-11)
+    torch.testing.assert_close(
+        torch.cat(found, dim=1), torch.cat(expected, dim=1), rtol=0, atol=1e-11
+    )
     assert len(calls) == 6
 
 
@@ -113,7 +132,9 @@ def test_products_of_large_weights_and_of_packed_ones(
         model = build("plain").float()
         expected = through_both(model, token_BT, CONTEXTS["window"])
         half.pack_layers(model)
-        for pair, before in zip(through_both(model, token_BT, CONTEXTS["window"]), expected, strict=True):
+        for pair, before in zip(
+            through_both(model, token_BT, CONTEXTS["window"]), expected, strict=True
+        ):
             for one in (*pair, before[0]):
                 torch.testing.assert_close(one, before[1], rtol=1e-3, atol=1e-3)
         assert len(calls) == 2 * token_BT.shape[1]
@@ -154,13 +175,17 @@ def test_an_encoding_that_changes_queries_and_keys_too_is_read_by_the_layers(
     token_BT: Tensor, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
-    monkeypatch.setattr(RelSinusoid, "transform_qk", lambda self, q, k, span: seen.append(span) or (q, k))
+    monkeypatch.setattr(
+        RelSinusoid, "transform_qk", lambda self, q, k, span: seen.append(span) or (q, k)
+    )
     model = build("plain")
     Frozen(model)(token_BT[:, :1], Frozen(model).fresh_memory(2), CONTEXTS["far"])
     assert (len(calls), len(seen)) == (0, len(model.layers))
 
 
-def test_dropout_documents_and_hidden_states_are_for_the_layers(token_BT: Tensor, calls: list[int]) -> None:
+def test_dropout_documents_and_hidden_states_are_for_the_layers(
+    token_BT: Tensor, calls: list[int]
+) -> None:
     model, context = build("plain"), CONTEXTS["far"]
     reader, token_B1 = Frozen(model), token_BT[:, :1]
     reader(token_B1, reader.fresh_memory(2), context, torch.zeros(2, 1, dtype=torch.int64))

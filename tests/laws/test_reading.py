@@ -52,7 +52,9 @@ def text_BT(seeded: None) -> Tensor:
 
 @torch.no_grad()
 @for_models()
-def test_tokens_one_by_one_are_read_as_whole_segments(name: str, model: TransformerXL, text_BT: Tensor) -> None:
+def test_tokens_one_by_one_are_read_as_whole_segments(
+    name: str, model: TransformerXL, text_BT: Tensor
+) -> None:
     """Also many at a time, over several segments' ends."""
     for context in contexts(name).values():
         expected = whole(model, text_BT, context)
@@ -64,7 +66,9 @@ def test_tokens_one_by_one_are_read_as_whole_segments(name: str, model: Transfor
 
 @torch.no_grad()
 @pytest.mark.parametrize("position", ["learned_absolute", "learned_per_layer"])
-def test_a_table_that_is_shorter_than_what_stands_together_is_read_alike(position: str, text_BT: Tensor) -> None:
+def test_a_table_that_is_shorter_than_what_stands_together_is_read_alike(
+    position: str, text_BT: Tensor
+) -> None:
     model, context = build("plain", position=position, n_position=6), Context(tgt_len=5, mem_len=4)
     expected = whole(model, text_BT, context)
     reader = Reader(model, context, len(text_BT))
@@ -76,7 +80,9 @@ def test_a_table_that_is_shorter_than_what_stands_together_is_read_alike(positio
 @pytest.mark.parametrize("name", ["plain", "learned_absolute", "compressive", "same", "no_memory"])
 def test_rows_may_change_within_a_segment_and_at_its_end(name: str, text_BT: Tensor) -> None:
     model = build(name)
-    context = reading_context(model.config, context_of(name, tgt_len=4, mem_len=3 * (name != "no_memory")))
+    context = reading_context(
+        model.config, context_of(name, tgt_len=4, mem_len=3 * (name != "no_memory"))
+    )
     reader, rows, found = Reader(model, context, 2), torch.tensor([1, 1]), []
     for place, token_B1 in enumerate(text_BT[:, :11].split(1, dim=1)):
         if place in (6, 8):
@@ -87,7 +93,9 @@ def test_rows_may_change_within_a_segment_and_at_its_end(name: str, text_BT: Ten
 
 
 @torch.no_grad()
-def test_an_encoding_that_counts_back_reads_a_token_as_the_last_of_its_text(text_BT: Tensor) -> None:
+def test_an_encoding_that_counts_back_reads_a_token_as_the_last_of_its_text(
+    text_BT: Tensor,
+) -> None:
     model, context = build("sinusoid_input", count_back=True), Context(tgt_len=4, mem_len=5)
     reader = Reader(model, context, len(text_BT))
     for n_token, token_B1 in enumerate(text_BT[:, :7].split(1, dim=1), start=1):
@@ -100,11 +108,23 @@ def test_what_remembers_nothing_reads_half_of_a_segment_again() -> None:
     nothing = Context(tgt_len=9, mem_len=0)
     again = Context(tgt_len=5, mem_len=0, ext_len=4)
     assert [reading_context(of[name], nothing) for name in of] == [again, again, nothing, nothing]
-    assert reading_context(of["plain"], Context(tgt_len=9, mem_len=3, ext_len=2)) == Context(tgt_len=9, mem_len=3)
-    assert reading_context(of["plain"], Context(tgt_len=1, mem_len=0)) == Context(tgt_len=1, mem_len=0)
+    assert reading_context(of["plain"], Context(tgt_len=9, mem_len=3, ext_len=2)) == Context(
+        tgt_len=9, mem_len=3
+    )
+    assert reading_context(of["plain"], Context(tgt_len=1, mem_len=0)) == Context(
+        tgt_len=1, mem_len=0
+    )
 
 
-WRITTEN = ["plain", "sinusoid_input", "learned_absolute", "lsh_rotary", "same", "no_memory", "compressive"]
+WRITTEN = [
+    "plain",
+    "sinusoid_input",
+    "learned_absolute",
+    "lsh_rotary",
+    "same",
+    "no_memory",
+    "compressive",
+]
 WRITTEN += ["expire_span", "infini_delta", "knn", "neural", "recurrent_tokens"]
 
 
@@ -119,7 +139,9 @@ def test_what_is_written_has_the_probabilities_that_are_scored(name: str) -> Non
             likeliest = model.log_prob(whole(model, torch.tensor([text]), context)).max(-1)
         assert text[len(prompt) :] == likeliest.indices[0, len(prompt) - 1 : -1].tolist()
         nats_N = score_text(model, text, context, first=len(prompt))
-        torch.testing.assert_close(-nats_N, likeliest.values[0, len(prompt) - 1 : -1], rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            -nats_N, likeliest.values[0, len(prompt) - 1 : -1], rtol=0, atol=1e-9
+        )
         for found in beam_search(model, prompt, context, num_beams=3, length=6, length_penalty=0.0):
             nats_N = score_text(model, [*prompt, *found.ids], context, first=len(prompt))
             assert found.score == pytest.approx(-float(nats_N.sum()), abs=1e-9)

@@ -69,11 +69,21 @@ def test_what_an_actor_sees_step_by_step_is_what_a_learner_computes(
         torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
-def test_an_episode_is_what_it_would_be_alone(body: MemoryTransformer, x_BTD: Tensor, reset_BT: Tensor) -> None:
+def test_an_episode_is_what_it_would_be_alone(
+    body: MemoryTransformer, x_BTD: Tensor, reset_BT: Tensor
+) -> None:
     """Values, and gradients, which no other episode gets."""
     weight_TD = torch.randn(T, D, dtype=torch.float64)
     together, _ = body(x_BTD, None, CONTEXT, reset_BT)
-    for row, begin, end in [(0, 0, 6), (0, 6, T), (1, 0, 3), (1, 3, 4), (1, 4, 11), (1, 11, T), (2, 0, T)]:
+    for row, begin, end in [
+        (0, 0, 6),
+        (0, 6, T),
+        (1, 0, 3),
+        (1, 3, 4),
+        (1, 4, 11),
+        (1, 11, T),
+        (2, 0, T),
+    ]:
         alone, _ = body(x_BTD[row : row + 1, begin:end], None, CONTEXT)
         torch.testing.assert_close(together[row, begin:end], alone[0], rtol=0, atol=1e-12)
         sums = [(h * weight_TD[begin:end]).sum() for h in (together[row, begin:end], alone[0])]
@@ -99,7 +109,11 @@ def test_a_reset_of_no_row_is_no_reset(body: MemoryTransformer, x_BTD: Tensor) -
 def test_a_memory_is_plain_tensors_a_row_an_environment(x_BTD: Tensor, reset_BT: Tensor) -> None:
     body = body_of()
     _, memory = body(x_BTD[:, :9], None, CONTEXT, reset_BT[:, :9])
-    assert [tuple(tensor.shape) for tensor in memory.tensors().values()] == [(B, 5, D), (B, 5, D), (B,)]
+    assert [tuple(tensor.shape) for tensor in memory.tensors().values()] == [
+        (B, 5, D),
+        (B, 5, D),
+        (B,),
+    ]
     assert memory.tensors()["age"].tolist() == [3, 5, 9]
     index_B = torch.tensor([2, 0, 0])
     swapped = AgentMemory.of(memory.rows(index_B).to("cpu").tensors())
@@ -108,7 +122,8 @@ def test_a_memory_is_plain_tensors_a_row_an_environment(x_BTD: Tensor, reset_BT:
     for one in (swapped, AgentMemory.stacked(parts)):
         ours, _ = body(x_BTD[index_B, 9:], one, CONTEXT, reset_BT[index_B, 9:])
         torch.testing.assert_close(ours, wanted[index_B], rtol=0, atol=1e-12)
-    never = body(x_BTD[2:, :9], None, CONTEXT)[1]  # a row that never started anew stacks with others
+    # a row that never started anew stacks with others
+    never = body(x_BTD[2:, :9], None, CONTEXT)[1]
     others = body(x_BTD[:2, :9], None, CONTEXT, reset_BT[:2, :9])[1]
     ours, _ = body(x_BTD[:, 9:], AgentMemory.stacked([others, never]), CONTEXT, reset_BT[:, 9:])
     torch.testing.assert_close(ours, wanted)
@@ -124,7 +139,9 @@ def test_compressed_states_belong_to_an_episode_that_never_started_anew(x_BTD: T
         _, memory = body(x, memory, context)
     assert memory is not None
     reset_BT = torch.tensor([[True], [False], [False]])
-    with_resets, without = (body(x_BTD[:, -1:], memory, context, reset)[0] for reset in (reset_BT, None))
+    with_resets, without = (
+        body(x_BTD[:, -1:], memory, context, reset)[0] for reset in (reset_BT, None)
+    )
     torch.testing.assert_close(with_resets[1:], without[1:], rtol=0, atol=1e-12)
     assert not torch.allclose(with_resets[0], without[0])
 
@@ -136,14 +153,29 @@ def test_what_does_not_fit_is_said_with_both_shapes(x_BTD: Tensor, reset_BT: Ten
         _, wide = other(torch.zeros(B, T, 12, dtype=torch.float64), None, CONTEXT)
         projected = body.projected(memory)
     cases = [
-        ((x_BTD[..., :5], None, None), r"vectors of shape \(3, 17, 5\): must be \(rows, steps, 8\)"),
+        (
+            (x_BTD[..., :5], None, None),
+            r"vectors of shape \(3, 17, 5\): must be \(rows, steps, 8\)",
+        ),
         ((x_BTD, None, reset_BT[:, :4]), r"reset of shape \(3, 4\): must be \(3, 17\)"),
-        ((x_BTD, None, reset_BT.float()), r"reset of torch.float32: must be True .*; give reset.bool\(\)"),
-        ((x_BTD, None, reset_BT.long()), r"reset of torch.int64: must be True .*; give reset.bool\(\)"),
+        (
+            (x_BTD, None, reset_BT.float()),
+            r"reset of torch.float32: must be True .*; give reset.bool\(\)",
+        ),
+        (
+            (x_BTD, None, reset_BT.long()),
+            r"reset of torch.int64: must be True .*; give reset.bool\(\)",
+        ),
         ((x_BTD[:, :0], None, None), r"vectors of shape \(3, 0, 8\): must have at least one step"),
         ((x_BTD[:, :0], memory, reset_BT[:, :0]), "must have at least one step"),
-        ((x_BTD[:2], memory, None), "memory of 3 rows, 2 layers of size 8: must have 2 rows, 2 of size 8"),
-        ((x_BTD, wide, None), "memory of 3 rows, 2 layers of size 12: must have 3 rows, 2 of size 8"),
+        (
+            (x_BTD[:2], memory, None),
+            "memory of 3 rows, 2 layers of size 8: must have 2 rows, 2 of size 8",
+        ),
+        (
+            (x_BTD, wide, None),
+            "memory of 3 rows, 2 layers of size 12: must have 3 rows, 2 of size 8",
+        ),
         ((x_BTD[:2], projected, None), "memory of 3 rows: must have 2"),
     ]
     for (x, before, reset), message in cases:
@@ -161,7 +193,11 @@ def test_what_does_not_fit_is_said_with_both_shapes(x_BTD: Tensor, reset_BT: Ten
 
 BAD = 2
 """The step of row 0 that is not finite."""
-OF_MEMORY = {name: settings for name, settings in MEMORY_MODELS.items() if name not in ("toy", "recurrent_tokens")}
+OF_MEMORY = {
+    name: settings
+    for name, settings in MEMORY_MODELS.items()
+    if name not in ("toy", "recurrent_tokens")
+}
 
 
 def body_and_context(name: str) -> tuple[MemoryTransformer, Context]:
@@ -175,7 +211,9 @@ def body_and_context(name: str) -> tuple[MemoryTransformer, Context]:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", [*SHAPES, *OF_MEMORY])
-def test_what_is_not_finite_before_a_reset_changes_nothing_after_it(name: str, bad: float, x_BTD: Tensor) -> None:
+def test_what_is_not_finite_before_a_reset_changes_nothing_after_it(
+    name: str, bad: float, x_BTD: Tensor
+) -> None:
     """Values and gradients, within a segment; its own episode is NaN from there on, and not before."""
     body, context = (body_of(**SHAPES[name]), CONTEXT) if name in SHAPES else body_and_context(name)
     reset_BT = torch.zeros(B, 8, dtype=torch.bool)
@@ -198,7 +236,9 @@ def test_what_is_not_finite_before_a_reset_changes_nothing_after_it(name: str, b
 @torch.no_grad()
 @pytest.mark.parametrize("projected", [False, True])
 @pytest.mark.parametrize("name", OF_MEMORY)
-def test_what_is_not_finite_before_a_reset_reaches_no_later_rollout(name: str, projected: bool) -> None:
+def test_what_is_not_finite_before_a_reset_reaches_no_later_rollout(
+    name: str, projected: bool
+) -> None:
     body, context = body_and_context(name)
     good_BTD = torch.randn(2, 32, D, dtype=torch.float64)
     bad_BTD = good_BTD.clone()
@@ -221,7 +261,9 @@ def test_what_is_not_finite_before_a_reset_reaches_no_later_rollout(name: str, p
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", OF_MEMORY)
-def test_stacked_memories_give_what_each_gives_alone_or_are_refused(name: str, seeded: None) -> None:
+def test_stacked_memories_give_what_each_gives_alone_or_are_refused(
+    name: str, seeded: None
+) -> None:
     """Memories of texts of different lengths: as many hidden states may stand beside different numbers of others."""
     body, context = body_and_context(name)
     longer, shorter = (torch.randn(1, n, D, dtype=torch.float64) for n in (20, 8))
@@ -234,9 +276,13 @@ def test_stacked_memories_give_what_each_gives_alone_or_are_refused(name: str, s
         assert memory is not None
         parts.append(memory)
     if name in ("compressive", "knn"):
-        what = {"compressive": r"2 and 4 states \(compressed\)", "knn": r"5 and 7 states \(keys\)"}[name]
+        what = {"compressive": r"2 and 4 states \(compressed\)", "knn": r"5 and 7 states \(keys\)"}[
+            name
+        ]
         for join in (AgentMemory.stacked, lambda both: joined([part.hidden for part in both])):
-            with pytest.raises(ValueError, match=f"memories of {what}: give memories of one length"):
+            with pytest.raises(
+                ValueError, match=f"memories of {what}: give memories of one length"
+            ):
                 join(parts)
         parts[1] = parts[0]
     stacked, _ = body(next_BTD, AgentMemory.stacked(parts), context)
@@ -246,7 +292,9 @@ def test_stacked_memories_give_what_each_gives_alone_or_are_refused(name: str, s
 
 @torch.no_grad()
 def test_memories_that_cannot_be_joined_are_refused(x_BTD: Tensor) -> None:
-    memories = [body_of(**settings)(x_BTD[:, :4], None, CONTEXT)[1] for settings in ({}, {"n_layer": 1})]
+    memories = [
+        body_of(**settings)(x_BTD[:, :4], None, CONTEXT)[1] for settings in ({}, {"n_layer": 1})
+    ]
     with pytest.raises(ValueError, match="memories of different models"):
         AgentMemory.stacked(memories)
     with pytest.raises(ValueError, match="no memories to join"):
@@ -255,20 +303,29 @@ def test_memories_that_cannot_be_joined_are_refused(x_BTD: Tensor) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_where_the_length_of_segments_matters_a_change_of_it_is_refused(name: str, seeded: None) -> None:
+def test_where_the_length_of_segments_matters_a_change_of_it_is_refused(
+    name: str, seeded: None
+) -> None:
     """Elsewhere an actor's steps are what a learner computes, whatever the lengths."""
     settings = {"position": name} | ENCODINGS[name]
     if settings["position"] == "floater":
         pytest.importorskip("torchdiffeq")
-    body = body_of(**{key: value for key, value in settings.items() if key not in ("n_head", "d_head")})
+    body = body_of(
+        **{key: value for key, value in settings.items() if key not in ("n_head", "d_head")}
+    )
     x_BTD = torch.randn(2, 8, D, dtype=torch.float64)
     context = Context(tgt_len=8, mem_len=3, same_length=True)
     memory = body(x_BTD[:, :2], None, context)[1]
     again = body(x_BTD[:, 2:4], memory, context)[1]
     if body.layers[0].attn.pos.places_hidden_states():
-        for n, kept in ((1, memory), (3, again), (1, AgentMemory.stacked([AgentMemory.of(memory.tensors())]))):
+        for n, kept in (
+            (1, memory),
+            (3, again),
+            (1, AgentMemory.stacked([AgentMemory.of(memory.tensors())])),
+        ):
             with pytest.raises(
-                UsageError, match=rf"--position {settings['position']}: a segment of {n} steps after.*2"
+                UsageError,
+                match=rf"--position {settings['position']}: a segment of {n} steps after.*2",
             ):
                 body(x_BTD[:, :n], kept.rows(torch.tensor([1, 0])), context)
         return

@@ -24,7 +24,17 @@ import pytest
 import torch
 
 import txl
-from tests.cli.conftest import Here, Outcome, call, entry_points, here, run_folder, text, trained, write_text
+from tests.cli.conftest import (
+    Here,
+    Outcome,
+    call,
+    entry_points,
+    here,
+    run_folder,
+    text,
+    trained,
+    write_text,
+)
 from tests.forks import ROOT
 from txl.config import Context, ModelConfig, UsageError
 from txl.data_utils.bytes import ALL_BYTES, Symbols
@@ -122,7 +132,11 @@ def test_continuations(harness: Any, here: Here) -> None:
 
 
 CHARACTERS = Characters(["\n", "<unk>", " ", "a", "b", "\t"])
-VOCABULARIES = {"text": Vocab(["<eos>", "<unk>", "a", "b"]), "characters": CHARACTERS, "bytes": Symbols(ALL_BYTES)}
+VOCABULARIES = {
+    "text": Vocab(["<eos>", "<unk>", "a", "b"]),
+    "characters": CHARACTERS,
+    "bytes": Symbols(ALL_BYTES),
+}
 
 
 @pytest.mark.parametrize("dataset", VOCABULARIES)
@@ -130,7 +144,9 @@ def test_white_space_is_scored_where_it_is_tokens(
     harness: Any, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocab = VOCABULARIES[dataset]
-    model = TransformerXL(ModelConfig(n_token=len(vocab), n_layer=1, n_head=1, d_head=8, d_model=8, d_inner=8)).eval()
+    model = TransformerXL(
+        ModelConfig(n_token=len(vocab), n_layer=1, n_head=1, d_head=8, d_model=8, d_inner=8)
+    ).eval()
     lm = LanguageModel(model, Context(tgt_len=8, mem_len=8), vocab, {"data": {"dataset": dataset}})
     monkeypatch.setattr(LanguageModel, "open", lambda *_, **__: lm)
     reader = harness("run")
@@ -143,16 +159,25 @@ def test_white_space_is_scored_where_it_is_tokens(
         ((nats, _),) = reader.loglikelihood(requests(("a", blank)))
         assert nats == pytest.approx(lm.loglikelihood("a", blank), rel=1e-5)
         assert nats < -1
-        assert reader.loglikelihood_rolling(requests((blank,))) == pytest.approx([-lm.score(blank).total_nats])
+        assert reader.loglikelihood_rolling(requests((blank,))) == pytest.approx(
+            [-lm.score(blank).total_nats]
+        )
         ((after, _),) = reader.loglikelihood(requests((blank, "b")))
         if dataset != "text":
             assert after == pytest.approx(lm.loglikelihood(blank, "b"), rel=1e-5)
 
 
 def test_generation_ends_at_a_string(harness: Any, here: Here) -> None:
-    model, whole = harness("run"), txl.load("run").generate("bab ded", length=20, temperature=0, allow_unknown=False)
+    model, whole = (
+        harness("run"),
+        txl.load("run").generate("bab ded", length=20, temperature=0, allow_unknown=False),
+    )
     word = whole.split()[3]
-    settings = [{"until": [word]}, {"until": "never"}, {"until": [], "max_gen_toks": 3, "temperature": 0.0}]
+    settings = [
+        {"until": [word]},
+        {"until": "never"},
+        {"until": [], "max_gen_toks": 3, "temperature": 0.0},
+    ]
     asked = requests(*(("bab ded", {"max_gen_toks": 20} | each) for each in settings))
     stopped, unstopped, short = model.generate_until(asked)
     assert stopped == whole[: whole.index(word)]
@@ -163,42 +188,90 @@ def test_generation_ends_at_a_string(harness: Any, here: Here) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"memlen": 64}, "memlen=64: no such setting; there are path, vocabulary, tgt_len, mem_len, clamp_len"),
+        (
+            {"memlen": 64},
+            "memlen=64: no such setting; there are path, vocabulary, tgt_len, mem_len, clamp_len",
+        ),
         ({"same_length": True, "x": 1}, "same_length=True, x=1: no such setting"),
         ({"mem_len": "x"}, "mem_len=x: not a whole number"),
-        ({"dtype": "half"}, "dtype half: no such dtype; there are auto, float32, bfloat16, float16"),
+        (
+            {"dtype": "half"},
+            "dtype half: no such dtype; there are auto, float32, bfloat16, float16",
+        ),
         ({"path": "", "mem_len": 5}, "path is missing; give --model_args path=RUN"),
     ],
 )
-def test_settings_without_effect_are_refused_by_name(harness: Any, settings: dict[str, Any], why: str) -> None:
+def test_settings_without_effect_are_refused_by_name(
+    harness: Any, settings: dict[str, Any], why: str
+) -> None:
     with pytest.raises(UsageError, match=re.escape(why)):
         harness(**{"path": "run", "batch_size": 1} | settings)
 
 
 def test_settings_of_the_harness_itself_are_taken(harness: Any, here: Here) -> None:
-    passed = {"batch_size": "auto:4", "max_batch_size": 8, "device": "cuda:0", "trust_remote_code": True}
+    passed = {
+        "batch_size": "auto:4",
+        "max_batch_size": 8,
+        "device": "cuda:0",
+        "trust_remote_code": True,
+    }
     assert harness("run", dtype="auto", **passed).lm.context == txl.load("run").context
-    assert [harness("run", dtype=name).lm.dtype for name in ("auto", "bfloat16")] == [torch.float32, torch.bfloat16]
+    assert [harness("run", dtype=name).lm.dtype for name in ("auto", "bfloat16")] == [
+        torch.float32,
+        torch.bfloat16,
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not IS_INSTALLED, reason="lm_eval is not installed; run scripts/test_with_transformers.sh")
+@pytest.mark.skipif(
+    not IS_INSTALLED, reason="lm_eval is not installed; run scripts/test_with_transformers.sh"
+)
 def test_the_command_of_the_harness(here: Here, tmp_path: Path) -> None:
     data = tmp_path / "pages.json"
     data.write_text(json.dumps({"page": PAGE}) + "\n")
-    shared = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
+    shared = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+    }
     for name, task in TASKS.items():  # JSON is YAML
-        Path(f"{name}.yaml").write_text(json.dumps({"task": name, **shared, **task, "metadata": {"version": 1.0}}))
-    command = [sys.executable, "-m", "txl.lm_eval", "--model", "txl", "--model_args", f"path={tmp_path / 'run'}"]
-    flags = ["--tasks", "page,choice,write", "--include_path", tmp_path, "--output_path", tmp_path / "out.json"]
+        Path(f"{name}.yaml").write_text(
+            json.dumps({"task": name, **shared, **task, "metadata": {"version": 1.0}})
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "txl.lm_eval",
+        "--model",
+        "txl",
+        "--model_args",
+        f"path={tmp_path / 'run'}",
+    ]
+    flags = [
+        "--tasks",
+        "page,choice,write",
+        "--include_path",
+        tmp_path,
+        "--output_path",
+        tmp_path / "out.json",
+    ]
     offline = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-    subprocess.run([*command, *flags], env=os.environ | offline, cwd=ROOT, check=True, capture_output=True, text=True)
+    subprocess.run(
+        [*command, *flags],
+        env=os.environ | offline,
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     results = json.loads(next(tmp_path.glob("out*.json")).read_text())["results"]
     found = math.log(results["page"]["word_perplexity,none"])
     assert found == pytest.approx(nats_of_eval(here) / len(re.split(r"\s+", PAGE)), rel=1e-6)
     assert results["choice"]["acc,none"] in (0.0, 1.0)
     assert "exact_match,none" in results["write"]
-    wrong = subprocess.run([*command[:-1], "path=nowhere", *flags], cwd=ROOT, capture_output=True, text=True)
+    wrong = subprocess.run(
+        [*command[:-1], "path=nowhere", *flags], cwd=ROOT, capture_output=True, text=True
+    )
     assert wrong.returncode == 2
     assert wrong.stderr.splitlines()[-1].startswith("lm_eval.py: nowhere: no such file or folder")
 
@@ -209,8 +282,18 @@ def test_the_command_of_the_harness(here: Here, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "library", "there", "message"),
     [
-        ("txl.hf", "transformers", None, r'needs transformers 5.4 or newer: pip install -e "\.\[hf\]" in a clone'),
-        ("txl.hf", "transformers", SimpleNamespace(__version__="4.57.6"), r"needs .* 5.4 or newer, this is 4.57.6"),
+        (
+            "txl.hf",
+            "transformers",
+            None,
+            r'needs transformers 5.4 or newer: pip install -e "\.\[hf\]" in a clone',
+        ),
+        (
+            "txl.hf",
+            "transformers",
+            SimpleNamespace(__version__="4.57.6"),
+            r"needs .* 5.4 or newer, this is 4.57.6",
+        ),
         (
             "txl.lm_eval",
             "lm_eval.api.model",
@@ -230,7 +313,9 @@ def test_a_missing_or_old_library_is_named(
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[], Outcome]]:
+def command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[[], Outcome]]:
     """Runs `python -m txl.lm_eval` in this process."""
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # launch sets it
     monkeypatch.setattr(sys, "argv", ["lm_eval.py", "--tasks", "wikitext"])
@@ -245,7 +330,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_command_says_so_in_one_line(command: Callable[[], Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_says_so_in_one_line(
+    command: Callable[[], Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     monkeypatch.delitem(sys.modules, "txl.lm_eval", raising=False)
     found = command()
@@ -259,8 +346,16 @@ def test_an_error_of_the_machine_ends_the_command_in_one_line(
     command: Callable[[], Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error, status, line in (
-        (OSError(errno.ENOSPC, "No space left on device", "out.json"), 2, "out.json: No space left on device; .*"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), 2, "out of memory .*"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "out.json"),
+            2,
+            "out.json: No space left on device; .*",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+            2,
+            "out of memory .*",
+        ),
         (UsageError("path is missing"), 2, "path is missing"),
         (KeyboardInterrupt(), 130, "interrupted; .*"),
     ):

@@ -9,7 +9,11 @@ from tests.laws.conftest import SHAPES, build
 from txl import Context, TransformerXL
 from txl.data_utils.segments import scoring_stream
 from txl.evaluation.conventions import reading_of
-from txl.evaluation.measures.attention_by_distance import AttentionByDistance, attention_by_distance, probabilities
+from txl.evaluation.measures.attention_by_distance import (
+    AttentionByDistance,
+    attention_by_distance,
+    probabilities,
+)
 from txl.memory import Span
 from txl.model.memory import last_tokens
 from txl.model.streams import of_hidden
@@ -30,7 +34,9 @@ def model(request: pytest.FixtureRequest, seeded: None) -> TransformerXL:
 
 
 def measured(model: TransformerXL, context: Context, batch_size: int = 2) -> AttentionByDistance:
-    stream = scoring_stream(IDS, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=2)
+    stream = scoring_stream(
+        IDS, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=2
+    )
     return attention_by_distance(model, [stream], context)
 
 
@@ -48,7 +54,9 @@ def test_probabilities_are_those_the_layer_attends_with(model: TransformerXL) ->
         if (term := attention.pos.value(prob_BNTS, attention.pos.project(feats), span)) is not None:
             out_BNTH = out_BNTH + term
         out_BTD = attention.o_net(out_BNTH.transpose(1, 2).flatten(2))
-        torch.testing.assert_close(out_BTD, attention(x_BTD, mem_BMD, feats, span), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            out_BTD, attention(x_BTD, mem_BMD, feats, span), rtol=1e-9, atol=1e-11
+        )
 
 
 def by_the_book(model: TransformerXL, context: Context) -> tuple[dict[int, Tensor], dict[int, int]]:
@@ -75,7 +83,9 @@ def by_the_book(model: TransformerXL, context: Context) -> tuple[dict[int, Tenso
                 distance = span.n_mem + t - s
                 if context.same_length and distance >= context.mem_len:
                     continue
-                mass[distance] = mass.get(distance, 0) + torch.stack([prob[:, t, s] for prob in probs])
+                mass[distance] = mass.get(distance, 0) + torch.stack(
+                    [prob[:, t, s] for prob in probs]
+                )
                 pairs[distance] = pairs.get(distance, 0) + 1
     return mass, pairs
 
@@ -87,7 +97,9 @@ def test_each_bin_is_a_sum_over_a_plain_loop(context: Context) -> None:
         mass, pairs = by_the_book(model, context)
     result = measured(model, context, batch_size=3)
     assert result.n_query == len(IDS) - 1
-    torch.testing.assert_close(result.share_LNK.sum(-1), torch.ones(3, 2).double(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        result.share_LNK.sum(-1), torch.ones(3, 2).double(), rtol=1e-12, atol=0
+    )
     result = measured(model, context, batch_size=1)
     for k, (begin, end) in enumerate(zip(result.edges, result.edges[1:], strict=False)):
         inside = [distance for distance in pairs if begin <= distance < end]
@@ -127,10 +139,16 @@ def test_the_reading_of_others_is_what_is_measured() -> None:
     model, context = build("plain"), Context(tgt_len=4, mem_len=6)
     predictor = reading_of("huggingface", model, context, n_token=5).predictor
     stream = scoring_stream(IDS[:5], batch_size=1, tgt_len=4)
-    ours, theirs = (attention_by_distance(model, [stream], context, predictor=p) for p in (None, predictor))
+    ours, theirs = (
+        attention_by_distance(model, [stream], context, predictor=p) for p in (None, predictor)
+    )
     assert ours.pairs_K.sum() == 4 * 5 // 2
     assert theirs.pairs_K.sum() == 4 * 5 // 2 + 4 * 6
-    assert theirs.share_LNK.sum(-1).flatten().tolist() == pytest.approx([1] * theirs.share_LNK[..., 0].numel())
-    original = reading_of("original", model, Context(tgt_len=4, mem_len=3, ext_len=2), n_token=5).predictor
+    assert theirs.share_LNK.sum(-1).flatten().tolist() == pytest.approx(
+        [1] * theirs.share_LNK[..., 0].numel()
+    )
+    original = reading_of(
+        "original", model, Context(tgt_len=4, mem_len=3, ext_len=2), n_token=5
+    ).predictor
     measured_again = attention_by_distance(model, [stream], context, predictor=original)
     torch.testing.assert_close(measured_again.mass_LNK, ours.mass_LNK)

@@ -12,7 +12,9 @@ def test_every_distance_falls_in_the_bin_that_names_it(longest: int) -> None:
     edges = log_edges(longest)
     distance = np.unique(np.minimum(np.geomspace(1, longest + 1, 500).astype(int) - 1, longest))
     bins = bin_of(torch.from_numpy(distance), edges).tolist()
-    assert all(spans(edges)[k][0] <= d <= spans(edges)[k][1] for d, k in zip(distance, bins, strict=True))
+    assert all(
+        spans(edges)[k][0] <= d <= spans(edges)[k][1] for d, k in zip(distance, bins, strict=True)
+    )
     assert edges == sorted(set(edges))
     assert (edges[0], edges[-1]) == (0, longest + 1)
 

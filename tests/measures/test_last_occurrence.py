@@ -36,14 +36,19 @@ def place_by_the_book(token: int) -> str:
 
 def test_the_distance_to_the_last_occurrence_is_that_of_a_loop() -> None:
     for ids in (IDS, np.array([5]), np.array([2, 2, 2]), np.array([], dtype=int)):
-        expected = [next((i - k for k in range(i - 1, -1, -1) if ids[k] == ids[i]), 0) for i in range(len(ids))]
+        expected = [
+            next((i - k for k in range(i - 1, -1, -1) if ids[k] == ids[i]), 0)
+            for i in range(len(ids))
+        ]
         assert distance_to_last(ids).tolist() == expected
 
 
 def test_places_are_those_of_a_loop() -> None:
     found = places(LOSSES)
     assert found[0] == -1
-    assert [PLACES[i] for i in found[1:]] == [place_by_the_book(token) for token in range(1, len(IDS))]
+    assert [PLACES[i] for i in found[1:]] == [
+        place_by_the_book(token) for token in range(1, len(IDS))
+    ]
     assert set(found.tolist()) == {-1, 0, 1, 2, 3}
 
 
@@ -55,7 +60,9 @@ def test_sums_are_those_of_a_loop() -> None:
         first = max(edge for edge in edges if edge <= COUNTS[IDS[token]])
         sums.setdefault((place_by_the_book(token), first), []).append(float(LOSSES.nats_N[token]))
     cells = by_occurrence(LOSSES, places(LOSSES), COUNTS, edges)
-    assert {(cell.place, cell.first): cell.tokens for cell in cells} == {key: len(x) for key, x in sums.items()}
+    assert {(cell.place, cell.first): cell.tokens for cell in cells} == {
+        key: len(x) for key, x in sums.items()
+    }
     assert {(cell.place, cell.first): cell.nats for cell in cells} == pytest.approx(
         {k: sum(x) for k, x in sums.items()}
     )

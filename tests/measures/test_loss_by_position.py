@@ -59,7 +59,9 @@ def test_each_bin_is_a_sum_over_a_plain_loop(context: Context) -> None:
     score, tables = measured(model, context, batch_size=3)
     nats = nats_by_the_book(model, context)
     position = {place: (place - 1) % context.tgt_len for place in nats}
-    distance = {place: place - max(start for start in (0, *STARTS) if start <= place) for place in nats}
+    distance = {
+        place: place - max(start for start in (0, *STARTS) if start <= place) for place in nats
+    }
     assert tables.keys() == {"position", "distance"}
     for name, value in {"position": position, "distance": distance}.items():
         assert sum(tables[name].tokens_K) == score.tokens == len(IDS) - 1
@@ -71,7 +73,9 @@ def test_each_bin_is_a_sum_over_a_plain_loop(context: Context) -> None:
 
 
 def test_a_text_without_documents_has_no_table_by_distance() -> None:
-    assert measured(build("plain"), CONTEXTS[0], batch_size=2, starts=None)[1].keys() == {"position"}
+    assert measured(build("plain"), CONTEXTS[0], batch_size=2, starts=None)[1].keys() == {
+        "position"
+    }
 
 
 def test_bins_without_tokens_are_not_told() -> None:

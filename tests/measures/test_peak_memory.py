@@ -30,5 +30,7 @@ def test_where_the_peak_cannot_be_forgotten_or_is_not_there_is_no_figure(
     monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "missing" / "clear_refs")
     assert PeakMemory(CPU).bytes() is None
     monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "clear_refs")
-    monkeypatch.setattr(peak_memory, "resident_bytes", lambda peak=False: 900 * MIB if peak else 100 * MIB)
+    monkeypatch.setattr(
+        peak_memory, "resident_bytes", lambda peak=False: 900 * MIB if peak else 100 * MIB
+    )
     assert PeakMemory(CPU).bytes() is None

@@ -25,7 +25,10 @@ def made_up(n_model: int, n_position: int = 57) -> np.ndarray:
     """Nats (M, C, P) that fall with the context, by less and less, and not at every position."""
     dice = np.random.default_rng(1)
     first = dice.exponential(3.0, (n_model, 1, n_position))
-    drops = dice.normal(0.1, 0.3, (n_model, len(LENGTHS), n_position)) / np.array([1, 2, 8, 40])[:, None]
+    drops = (
+        dice.normal(0.1, 0.3, (n_model, len(LENGTHS), n_position))
+        / np.array([1, 2, 8, 40])[:, None]
+    )
     return np.abs(first - drops.cumsum(1))
 
 
@@ -71,7 +74,12 @@ def test_gains_at_all_lengths_give_a_lower_bound() -> None:
 
 
 def windows(context: Context, length: int, every: int) -> list[tuple[np.ndarray, RowStream]]:
-    lengths = {"length": length, "every": every, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    lengths = {
+        "length": length,
+        "every": every,
+        "tgt_len": context.tgt_len,
+        "ext_len": context.ext_len,
+    }
     return [(stream.first_B, stream) for stream in window_streams(IDS, **lengths, batch_size=4)]
 
 
@@ -115,7 +123,9 @@ def test_each_loss_has_its_context_but_for_the_distance_of_windows(
 
 def test_what_no_window_reaches_is_no_number_and_the_mode_of_the_model_stays() -> None:
     model, context = build("plain").train(), Context(tgt_len=5, mem_len=5)
-    nats = losses_by_context(model, windows(context, 10, 1)[:2], context, lengths=(5, 10), every=1, n_token=len(IDS))
+    nats = losses_by_context(
+        model, windows(context, 10, 1)[:2], context, lengths=(5, 10), every=1, n_token=len(IDS)
+    )
     assert np.isfinite(nats[1, :8]).all()
     assert np.isnan(nats[:, 8:]).all()
     assert model.training
@@ -138,7 +148,9 @@ def test_a_rank_refuses_losses_beyond_float16_when_all_have_been_heard(lost: str
     model, context = build("plain").float(), Context(tgt_len=4, mem_len=10)
     study = ReclConfig(split="test", recl_step=5, recl_longest=10, recl_every=5)
     read = windows(context, 10, 5)
-    other_CP = losses_by_context(model, read[1::2], context, lengths=(5, 10), every=5, n_token=len(IDS))
+    other_CP = losses_by_context(
+        model, read[1::2], context, lengths=(5, 10), every=5, n_token=len(IDS)
+    )
     if lost == "the other's":
         other_CP[~np.isnan(other_CP)] = np.nan
     if lost == "its own":
@@ -148,7 +160,9 @@ def test_a_rank_refuses_losses_beyond_float16_when_all_have_been_heard(lost: str
     own = [stream for _, stream in read[::2]]
     with autocast(model.device, torch.float16):
         if lost == "nothing":
-            assert np.isfinite(losses_of("run", model, own, context, study, ranks, n_token=len(IDS))).all()
+            assert np.isfinite(
+                losses_of("run", model, own, context, study, ranks, n_token=len(IDS))
+            ).all()
         else:
             with pytest.raises(UsageError, match="--dtype float16: "):
                 losses_of("run", model, own, context, study, ranks, n_token=len(IDS))

@@ -11,7 +11,12 @@ from tests.measures.test_loss_by_position import CONTEXTS, IDS, nats_by_the_book
 from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.data_utils.segments import scoring_stream
-from txl.evaluation.measures.token_losses import TokenLosses, TokenLossWatch, read_losses, write_losses
+from txl.evaluation.measures.token_losses import (
+    TokenLosses,
+    TokenLossWatch,
+    read_losses,
+    write_losses,
+)
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
 from txl.runtime.distributed import Ranks
@@ -43,10 +48,19 @@ def test_every_token_has_the_nats_of_a_plain_loop(context: Context, tmp_path: Pa
     _, found = read_losses(tmp_path / "losses.npz")
     assert found.how == {"weights": "abc"}
     expected = nats_by_the_book(model, context)
-    assert (found.split, found.context["mem_len"], found.ids_N.tolist()) == ("test", context.mem_len, IDS.tolist())
+    assert (found.split, found.context["mem_len"], found.ids_N.tolist()) == (
+        "test",
+        context.mem_len,
+        IDS.tolist(),
+    )
     assert np.isnan(found.nats_N[0])
-    assert found.nats_N[1:] == pytest.approx([expected[place] for place in range(1, len(IDS))], rel=1e-5)
-    assert found.visible_N.tolist() == [0, *(1 + (place - 1) % context.tgt_len for place in range(1, len(IDS)))]
+    assert found.nats_N[1:] == pytest.approx(
+        [expected[place] for place in range(1, len(IDS))], rel=1e-5
+    )
+    assert found.visible_N.tolist() == [
+        0,
+        *(1 + (place - 1) % context.tgt_len for place in range(1, len(IDS))),
+    ]
 
 
 def test_processes_keep_them_together() -> None:
@@ -59,6 +73,10 @@ def test_processes_keep_them_together() -> None:
 def test_what_is_no_such_file_is_said_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no archive")
     np.savez(tmp_path / "other.npz", ids=np.zeros(3))
-    for name, why in {"none": "No such file", "text": "not a file of eval", "other": "not a file of eval"}.items():
+    for name, why in {
+        "none": "No such file",
+        "text": "not a file of eval",
+        "other": "not a file of eval",
+    }.items():
         with pytest.raises(UsageError, match=f"{name}.npz: {why}"):
             read_losses(tmp_path / f"{name}.npz")

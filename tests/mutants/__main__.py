@@ -21,7 +21,19 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
-PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+PYTEST = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-x",
+    "-q",
+    "-m",
+    "not slow",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+]
 LIMIT_S = 1200
 """A fault that makes a test hang is noticed too."""
 
@@ -38,7 +50,9 @@ def faulty(text: str, mutant: dict[str, str]) -> str:
         ValueError: if the line is not there, or there twice.
     """
     if text.count(mutant["was"]) != 1:
-        raise ValueError(f"{mutant['name']}: {mutant['file']} has its line {text.count(mutant['was'])} times")
+        raise ValueError(
+            f"{mutant['name']}: {mutant['file']} has its line {text.count(mutant['was'])} times"
+        )
     return text.replace(mutant["was"], mutant["becomes"])
 
 
@@ -56,7 +70,9 @@ def applied(copy: Path, mutant: dict[str, str]) -> Iterator[None]:
 
 def copy_of_the_repository(folder: Path) -> Path:
     """Tracked files, as they are in the work tree."""
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     for name in names:
         path = ROOT / name
         if path.is_file() or path.is_symlink():  # the text library is a link in txl
@@ -70,7 +86,13 @@ def killer(copy: Path, tests: list[str], limit_s: float = LIMIT_S) -> str | None
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         out = subprocess.run(
-            [*PYTEST, *tests], cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=limit_s
+            [*PYTEST, *tests],
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
         return f"no end within {limit_s} s"
@@ -79,7 +101,11 @@ def killer(copy: Path, tests: list[str], limit_s: float = LIMIT_S) -> str | None
     if "file or directory not found" in out.stderr:
         raise FileNotFoundError(f"{' '.join(tests)}: not all of them are tracked by git")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", out.stdout, re.MULTILINE)
-    return failed[1].partition("[")[0] if failed else (out.stdout.strip() or out.stderr.strip()).splitlines()[-1]
+    return (
+        failed[1].partition("[")[0]
+        if failed
+        else (out.stdout.strip() or out.stderr.strip()).splitlines()[-1]
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -92,14 +118,20 @@ def main(argv: list[str]) -> int:
     with ExitStack() as stack, ThreadPoolExecutor(n_core) as pool:
         copies: SimpleQueue[Path] = SimpleQueue()
         for _ in range(n_core):
-            copies.put(copy_of_the_repository(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+            copies.put(
+                copy_of_the_repository(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            )
 
         def tried(mutant: dict[str, str]) -> str | None:
             copy = copies.get()
             try:
                 with applied(copy, mutant):
                     by = killer(copy, mutant["tests"].split())
-                    return by if by or "--hinted" in argv else killer(copy, ["--deselect=tests/hygiene"])
+                    return (
+                        by
+                        if by or "--hinted" in argv
+                        else killer(copy, ["--deselect=tests/hygiene"])
+                    )
             finally:
                 copies.put(copy)
 
@@ -107,8 +139,13 @@ def main(argv: list[str]) -> int:
         print("| fault | file | noticed by |\n|---|---|---|")
         for mutant, by in zip(asked, pool.map(tried, asked), strict=True):
             survivors += by is None
-            print(f"| {mutant['name']} | {mutant['file']} | {f'`{by}`' if by else '**nothing**'} |", flush=True)
-    print(f"\n{len(asked)} faults, {len(asked) - survivors} noticed by the fast tests, {survivors} not.")
+            print(
+                f"| {mutant['name']} | {mutant['file']} | {f'`{by}`' if by else '**nothing**'} |",
+                flush=True,
+            )
+    print(
+        f"\n{len(asked)} faults, {len(asked) - survivors} noticed by the fast tests, {survivors} not."
+    )
     return 1 if survivors else 0
 
 

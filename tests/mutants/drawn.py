@@ -42,7 +42,10 @@ def drawn(text: str, n: int, draw: random.Random) -> Iterator[str]:
             places = (place for node in nodes for place in operator.mutation_positions(node))
             for occurrence, ((line, _), _) in enumerate(places):
                 at_line[line].append((operator, occurrence))
-    found = (mutate_code(text, *draw.choice(at_line[line])) for line in draw.sample(sorted(at_line), len(at_line)))
+    found = (
+        mutate_code(text, *draw.choice(at_line[line]))
+        for line in draw.sample(sorted(at_line), len(at_line))
+    )
     return islice(filter(parses, found), n)
 
 
@@ -55,7 +58,9 @@ def parses(text: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="*", default=FILES)
     parser.add_argument("--each", type=int, default=9)
     parser.add_argument("--seed", type=int, default=25)
@@ -63,13 +68,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_of_the_repository(Path(folder))
         for name in args.files:
-            hints = Counter(word for m in mutants() if m["file"] == name for word in m["tests"].split())
+            hints = Counter(
+                word for m in mutants() if m["file"] == name for word in m["tests"].split()
+            )
             right, noticed = (copy / name).read_text(), []
             for wrong in drawn(right, args.each, random.Random(f"{args.seed} {name}")):
                 (copy / name).write_text(wrong)
-                noticed.append(killer(copy, [tests for tests, _ in hints.most_common()], limit_s=300) is not None)
+                noticed.append(
+                    killer(copy, [tests for tests, _ in hints.most_common()], limit_s=300)
+                    is not None
+                )
                 if not noticed[-1]:
-                    change = difflib.unified_diff(right.split("\n"), wrong.split("\n"), name, name, n=1, lineterm="")
+                    change = difflib.unified_diff(
+                        right.split("\n"), wrong.split("\n"), name, name, n=1, lineterm=""
+                    )
                     print(*change, sep="\n")
             (copy / name).write_text(right)
             print(f"{name}: {len(noticed)} drawn, {sum(noticed)} noticed", flush=True)

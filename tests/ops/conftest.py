@@ -26,5 +26,7 @@ class LargestTensor(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for part in out if isinstance(out, tuple | list) else [out]:
             if isinstance(part, Tensor):
-                self.elements = max(self.elements, part.untyped_storage().nbytes() // part.element_size())
+                self.elements = max(
+                    self.elements, part.untyped_storage().nbytes() // part.element_size()
+                )
         return out

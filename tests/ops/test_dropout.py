@@ -7,7 +7,8 @@ from txl.ops.dropout import Dropout, dropout, splitmix
 
 
 @pytest.mark.parametrize(
-    ("p", "dtype"), [(0.1, torch.float32), (0.5, torch.bfloat16), (0.9, torch.float64), (1 / 3, torch.float32)]
+    ("p", "dtype"),
+    [(0.1, torch.float32), (0.5, torch.bfloat16), (0.9, torch.float64), (1 / 3, torch.float32)],
 )
 def test_a_share_is_dropped_and_the_rest_scaled(p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -15,7 +16,10 @@ def test_a_share_is_dropped_and_the_rest_scaled(p: float, dtype: torch.dtype) ->
     out = dropout(x, p)
     kept = out != 0
     assert kept.float().mean() == pytest.approx(1 - p, abs=0.005)
-    assert torch.equal(out[kept], torch.full_like(out[kept], round(65536 * p) and 65536 / (65536 - round(65536 * p))))
+    assert torch.equal(
+        out[kept],
+        torch.full_like(out[kept], round(65536 * p) and 65536 / (65536 - round(65536 * p))),
+    )
     for axis in (0, 1):  # no row or column is spared
         assert (kept.float().mean(axis) - (1 - p)).abs().max() < 0.13
 

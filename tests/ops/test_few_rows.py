@@ -42,7 +42,9 @@ def test_part_of_a_table_is_cast_for_many_rows_only(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(part.grad, x[:2].sum(0).expand(5, 7))
 
 
-def test_few_rows_go_the_other_way_only_where_no_gradient_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_go_the_other_way_only_where_no_gradient_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     products = []
     plain = few_rows.product
     monkeypatch.setattr(few_rows, "product", lambda *args: products.append(None) or plain(*args))

@@ -30,7 +30,9 @@ def keep_mib(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def inputs(B: int, N: int, T: int, S: int, H: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def inputs(
+    B: int, N: int, T: int, S: int, H: int, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
     """q, k, v as a projection leaves them, (B, L, N, H) in memory with heads before length; r; u and w in float32."""
 
     def heads(L: int) -> Tensor:
@@ -51,7 +53,9 @@ def with_gradients(attention, args: list[Tensor], dout: Tensor, **options: float
 
 def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
     """Each tensor to `tolerance` of the expected one's largest entry."""
-    for name, x, y in zip(("out", "dq", "dk", "dv", "dr", "du", "dw"), found, expected, strict=True):
+    for name, x, y in zip(
+        ("out", "dq", "dk", "dv", "dr", "du", "dw"), found, expected, strict=True
+    ):
         assert x.shape == y.shape
         off = (x.double() - y).abs().max()
         assert off <= tolerance * max(1.0, y.abs().max().item()), f"{name} is off by {off:.1e}"
@@ -71,7 +75,9 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("B", "N", "T", "S", "H", "window", "keep_mib"), SHAPES)
-def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, window, keep_mib) -> None:
+def test_fused_equals_the_definition_in_values_and_gradients(
+    B, N, T, S, H, window, keep_mib
+) -> None:
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=window)
     found = with_gradients(fused, args, dout, window=window, keep_mib=keep_mib)
@@ -89,7 +95,9 @@ def test_clamped_distances_are_distances_like_others() -> None:
 
 
 @pytest.mark.slow
-def test_tiles_as_large_as_on_a_gpu_change_nothing(keep_mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_as_large_as_on_a_gpu_change_nothing(
+    keep_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tiles of 64 turn in halves."""
     monkeypatch.setattr(launch, "TILES", {key: Tile(64, 4, 2) for key in launch.TILES})
     args, dout = inputs(1, 1, 65, 97, 24), torch.randn(1, 1, 65, 24)
@@ -99,10 +107,14 @@ def test_tiles_as_large_as_on_a_gpu_change_nothing(keep_mib: int, monkeypatch: p
 
 
 @pytest.mark.parametrize("sides", [(16, 32, 64), (64, 32, 16)])
-def test_kept_gradients_do_not_depend_on_tiles(sides: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_gradients_do_not_depend_on_tiles(
+    sides: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One kernel may read a tile that another, with smaller ones, has written only in part."""
     of = dict(zip(("kept_keys", "kept_queries", "kept_places"), sides, strict=True))
-    monkeypatch.setattr(launch, "TILES", {key: Tile(of.get(key[0], 16), 4, 2) for key in launch.TILES})
+    monkeypatch.setattr(
+        launch, "TILES", {key: Tile(of.get(key[0], 16), 4, 2) for key in launch.TILES}
+    )
     args, dout = inputs(1, 1, 35, 71, 8), torch.randn(1, 1, 35, 8)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=43)
     assert_close(with_gradients(fused, args, dout, window=43), expected, TOLERANCE[torch.float32])
@@ -122,7 +134,9 @@ def test_sequences_may_be_taken_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch)
     assert_close(found(1), expected, TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize(("mib", "n_sequence"), [(0, 0), (5, 0), (6, 1), (11, 1), (65, 10), (120, 20), (999, 20)])
+@pytest.mark.parametrize(
+    ("mib", "n_sequence"), [(0, 0), (5, 0), (6, 1), (11, 1), (65, 10), (120, 20), (999, 20)]
+)
 def test_as_many_sequences_are_kept_as_fit_in_parts_of_one_size(mib: int, n_sequence: int) -> None:
     """A sequence takes 4 heads x 512 queries x 768 keys x 4 bytes = 6 MiB: 20 in parts of at most 11 are 10 and 10."""
     q, k = torch.empty(20, 4, 512, 8), torch.empty(20, 4, 767, 8)
@@ -131,15 +145,21 @@ def test_as_many_sequences_are_kept_as_fit_in_parts_of_one_size(mib: int, n_sequ
 
 
 @pytest.mark.parametrize("window", [-1, 40])
-def test_several_programs_may_share_the_keys_of_a_query(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_programs_may_share_the_keys_of_a_query(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Few queries over a long memory; the last splits see nothing where the window or the future hides their keys."""
     monkeypatch.setattr(launch, "KEYS_PER_SPLIT", 20)
     args = inputs(1, 1, 3, 131, 8)
     expected = naive(*in_float64(args), scale=0.3, window=window)
-    torch.testing.assert_close(fused(*args, scale=0.3, window=window).double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        fused(*args, scale=0.3, window=window).double(), expected, rtol=0, atol=1e-5
+    )
 
 
-def test_half_precision_sums_in_float32_and_gives_each_gradient_in_its_inputs_dtype(keep_mib: int) -> None:
+def test_half_precision_sums_in_float32_and_gives_each_gradient_in_its_inputs_dtype(
+    keep_mib: int,
+) -> None:
     dtype = torch.float16
     args, dout = inputs(1, 1, 17, 23, 24, dtype), torch.randn(1, 1, 17, 24).to(dtype)
     found = with_gradients(fused, args, dout, keep_mib=keep_mib)
@@ -170,13 +190,17 @@ def test_dropout_keeps_its_share_in_both_directions(
     It is drawn from the generator, and does not depend on tiles: those of the backward are of several sizes.
     """
     sides = {"queries": 32, "places": 32, "kept_keys": 32}
-    monkeypatch.setattr(launch, "TILES", {key: Tile(sides.get(key[0], 16), 4, 2) for key in launch.TILES})
+    monkeypatch.setattr(
+        launch, "TILES", {key: Tile(sides.get(key[0], 16), 4, 2) for key in launch.TILES}
+    )
     B, N, T, S, H = 1, 1, 19, 32, 32
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     options = {"scale": H**-0.5, "window": window}
     eye = torch.eye(S).expand(B, N, S, H)
     torch.manual_seed(3)
-    keep, other = (fused(*args[:2], eye, *args[3:], **options, dropout=0.25).detach() != 0 for _ in range(2))
+    keep, other = (
+        fused(*args[:2], eye, *args[3:], **options, dropout=0.25).detach() != 0 for _ in range(2)
+    )
     torch.manual_seed(3)
     found = with_gradients(fused, args, dout, window=window, dropout=0.25, keep_mib=keep_mib)
 
@@ -197,7 +221,11 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     args, dout = inputs(1, 1, 5, 7, 8), torch.randn(1, 1, 5, 8)
     torch.library.opcheck(operator.custom_op, (*args, None, 0.5, -1, 0.0, 1), test_utils=checks)
     compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
-    assert_close(with_gradients(compiled, args, dout), [x.double() for x in with_gradients(fused, args, dout)], 1e-6)
+    assert_close(
+        with_gradients(compiled, args, dout),
+        [x.double() for x in with_gradients(fused, args, dout)],
+        1e-6,
+    )
 
 
 def test_what_cannot_be_served_is_refused() -> None:
@@ -216,8 +244,14 @@ def test_a_models_budget_is_the_operators(monkeypatch: pytest.MonkeyPatch) -> No
     from txl.ops.rel_attention import IMPLEMENTATIONS
 
     asked = []
-    monkeypatch.setitem(IMPLEMENTATIONS, "fused", lambda *args, keep_mib, **options: asked.append(keep_mib) or args[0])
-    model = TransformerXL(ModelConfig(n_token=5, n_layer=2, n_head=1, d_head=4, d_model=4, d_inner=4))
+    monkeypatch.setitem(
+        IMPLEMENTATIONS,
+        "fused",
+        lambda *args, keep_mib, **options: asked.append(keep_mib) or args[0],
+    )
+    model = TransformerXL(
+        ModelConfig(n_token=5, n_layer=2, n_head=1, d_head=4, d_model=4, d_inner=4)
+    )
     use_attention(model, "auto", keep_mib=3)
     for layer in model.layers:  # use_attention would ask for a GPU
         layer.attn.rule.impl = "fused"

@@ -18,18 +18,37 @@ SHARED_BYTES = 227 * 1024  # what one program may have on sm_90
 CASES = [(128, "bfloat16", 0.1), (41, "float32", 0.0)]
 KERNELS = {"queries", "forward", "deltas", "backward_queries", "backward_keys", "backward_places"}
 KERNELS |= {"forward_split", "join"}  # of few queries over many keys
-KERNELS |= {"kept_keys", "kept_queries", "kept_places"}  # of a backward pass that stores the gradient of the logits
+# of a backward pass that stores the gradient of the logits
+KERNELS |= {"kept_keys", "kept_queries", "kept_places"}
 
 
 @pytest.mark.slow
 @long_test
 @pytest.mark.parametrize(("H", "dtype", "dropout"), CASES)
-def test_kernels_fit_on_sm_90_without_spills_that_matter(H: int, dtype: str, dropout: float, tmp_path: Path) -> None:
+def test_kernels_fit_on_sm_90_without_spills_that_matter(
+    H: int, dtype: str, dropout: float, tmp_path: Path
+) -> None:
     """At most 64 of a kernel's thousands of instructions store to local memory, as benchmarks/aot.py reads them off."""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "benchmarks.aot", "--head", str(H), "--dtype", dtype, "--dropout", str(dropout)]
-    out = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=True).stdout
-    kernels = re.findall(r"^(\w+) +\d+ +\d+ +\d+ \| +(\d+) +(\d+) +(\d+) \|(.*)$", out, re.MULTILINE)
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
+        "TRITON_CACHE_DIR": str(tmp_path)
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.aot",
+        "--head",
+        str(H),
+        "--dtype",
+        dtype,
+        "--dropout",
+        str(dropout),
+    ]
+    out = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=env, check=True
+    ).stdout
+    kernels = re.findall(
+        r"^(\w+) +\d+ +\d+ +\d+ \| +(\d+) +(\d+) +(\d+) \|(.*)$", out, re.MULTILINE
+    )
     names = {name for name, *_ in kernels}
     assert names == KERNELS | ({"copy_rows"} if H == 41 else set())
     for name, _registers, stack, shared, instructions in kernels:

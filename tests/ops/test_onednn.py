@@ -34,9 +34,13 @@ def test_it_is_the_linear_map(shape: tuple[int, ...], sizes: tuple[int, int], bi
     for out, parameters, values in ((ours, weights, found), (theirs, doubled, expected)):
         first = torch.autograd.grad(out.square().sum(), [x, *parameters], create_graph=True)
         values += first
-        values += torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), [x, *parameters])
+        values += torch.autograd.grad(
+            first[0].square().sum() + first[1].square().sum(), [x, *parameters]
+        )
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-5 * float(b.detach().abs().max()))
+        torch.testing.assert_close(
+            a.double(), b.double(), rtol=1e-4, atol=1e-5 * float(b.detach().abs().max())
+        )
 
 
 def test_only_the_gradients_that_are_asked_for_are_computed(by_onednn: list[Tensor]) -> None:
@@ -47,12 +51,15 @@ def test_only_the_gradients_that_are_asked_for_are_computed(by_onednn: list[Tens
     assert len(by_onednn) == 4
 
 
-def test_all_else_is_multiplied_as_ever(by_onednn: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_else_is_multiplied_as_ever(
+    by_onednn: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, weight = torch.randn(4, 7), torch.randn(5, 7)
     linear(x.double(), weight.double())
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(x, weight).dtype == torch.bfloat16
-    torch._C._set_mkldnn_enabled(False)  # as torch.backends.mkldnn.flags, which warns of other flags of its own
+    # as torch.backends.mkldnn.flags, which warns of other flags of its own
+    torch._C._set_mkldnn_enabled(False)
     try:
         linear(x, weight)
     finally:

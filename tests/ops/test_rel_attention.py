@@ -29,24 +29,36 @@ SHAPES = [
 ]
 
 
-def operands(B: int, N: int, T: int, M: int, H: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def operands(
+    B: int, N: int, T: int, M: int, H: int, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
     """q, k, v, r, u, w, laid out as the model has them: heads are a view of the last axis of a projection."""
     generator = torch.Generator().manual_seed(T * 1000 + M)
     shapes = [(B, T, N, H), (B, T + M, N, H), (B, T + M, N, H), (T + M, N, H), (N, H), (N, H)]
-    drawn = [torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype) for shape in shapes]
-    return [x.transpose(1, 2).requires_grad_() if x.dim() == 4 else x.requires_grad_() for x in drawn]
+    drawn = [
+        torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype) for shape in shapes
+    ]
+    return [
+        x.transpose(1, 2).requires_grad_() if x.dim() == 4 else x.requires_grad_() for x in drawn
+    ]
 
 
-def value_and_gradients(impl: str, inputs: list[Tensor], window: int, dropout: float = 0.0, **more) -> list[Tensor]:  # type: ignore[no-untyped-def]
+def value_and_gradients(
+    impl: str, inputs: list[Tensor], window: int, dropout: float = 0.0, **more
+) -> list[Tensor]:  # type: ignore[no-untyped-def]
     out = rel_attention(*inputs, scale=0.3, window=window, dropout=dropout, impl=impl, **more)
-    dout = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).to(out.dtype)
+    dout = torch.randn(
+        out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    ).to(out.dtype)
     return [out, *torch.autograd.grad(out, inputs, dout)]
 
 
 def assert_same(found: list[Tensor], expected: list[Tensor], tol: float = 1e-12) -> None:
     for name, a, b in zip(NAMES, found, expected, strict=True):
         assert a.shape == b.shape, name
-        torch.testing.assert_close(a, b, rtol=tol, atol=tol, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            a, b, rtol=tol, atol=tol, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 @pytest.fixture(params=["whole", "cut"])
@@ -78,7 +90,13 @@ def test_fast_equals_the_definition(impl: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize(
     "shape",
-    [(3, 2, 13, 30, 8, -1), (2, 2, 13, 30, 8, 5), (2, 2, 13, 30, 8, 42), (2, 1, 131, 36, 8, -1), (3, 2, 1, 9, 8, 4)],
+    [
+        (3, 2, 13, 30, 8, -1),
+        (2, 2, 13, 30, 8, 5),
+        (2, 2, 13, 30, 8, 42),
+        (2, 1, 131, 36, 8, -1),
+        (3, 2, 1, 9, 8, 4),
+    ],
     ids=str,
 )
 def test_masks_by_row(impl: str, shape: tuple[int, ...]) -> None:
@@ -121,7 +139,10 @@ def test_operands_of_any_layout_and_of_half_precision(impl: str) -> None:
     other = [x.detach().mT.contiguous().mT.requires_grad_() for x in inputs]
     assert_same(value_and_gradients(impl, other, -1), expected)
     for dtype in (torch.bfloat16, torch.float16):
-        half = [x.detach().to(dtype if i < 4 else torch.float32).requires_grad_() for i, x in enumerate(inputs)]
+        half = [
+            x.detach().to(dtype if i < 4 else torch.float32).requires_grad_()
+            for i, x in enumerate(inputs)
+        ]
         for found, right in zip(value_and_gradients(impl, half, -1), expected, strict=True):
             assert ((found - right).norm() / right.norm()) < 0.03
 
@@ -146,7 +167,9 @@ def test_dropout_is_the_same_in_both_directions(impl: str) -> None:
     torch.testing.assert_close(found[0], prob * kept / (1 - dropout), rtol=1e-12, atol=1e-12)
     assert 0.5 < kept.sum() / (prob > 0).sum() < 0.7
     expected = prob * kept / (1 - dropout) @ v
-    dout = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    dout = torch.randn(
+        expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    )
     assert_same(found, [expected, *torch.autograd.grad(expected, inputs, dout)])
 
 
@@ -155,7 +178,9 @@ def test_the_operator_is_registered_as_it_behaves(impl: str) -> None:
     operator = MODULES[impl].operator.custom_op
     last = (True, -1, None, None) if impl == "dense" else (7, None)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operator, (*operands(2, 3, 5, 6, 8), 0.3, 4, 0.0, *last), test_utils=checks)
+    torch.library.opcheck(
+        operator, (*operands(2, 3, 5, 6, 8), 0.3, 4, 0.0, *last), test_utils=checks
+    )
 
 
 def test_gradients_in_16_bits_are_as_near_as_those_of_dense() -> None:
@@ -164,7 +189,10 @@ def test_gradients_in_16_bits_are_as_near_as_those_of_dense() -> None:
     error = {}
     for impl in FAST:
         found = value_and_gradients(impl, inputs, -1)
-        error[impl] = [float((a - b).detach().norm() / b.detach().norm()) for a, b in zip(found, exact, strict=True)]
+        error[impl] = [
+            float((a - b).detach().norm() / b.detach().norm())
+            for a, b in zip(found, exact, strict=True)
+        ]
     for blockwise, dense in zip(error["blockwise"], error["dense"], strict=True):
         assert blockwise < 1.5 * dense, error
 
@@ -195,6 +223,9 @@ def test_each_device_is_asked_for_what_it_is_good_at() -> None:
     for device, dtype, d_head, n_key, needs_grad, expected in CHOICES:
         if device == GPU:
             pytest.importorskip("triton")
-        assert resolved("auto", device, dtype, d_head=d_head, n_key=n_key, needs_grad=needs_grad) == expected
+        assert (
+            resolved("auto", device, dtype, d_head=d_head, n_key=n_key, needs_grad=needs_grad)
+            == expected
+        )
     assert "needs a GPU" in (refusal("fused", CPU, d_head=41) or "")
     assert "up to 128" in (refusal("fused", GPU, d_head=129) or "")

@@ -26,18 +26,29 @@ def command(text: Path, run: Path, *more: str) -> list[str]:
     return ["--data", str(text), "--work_dir", str(run), *FLAGS, *more]
 
 
-def start(flags: list[str], log: Path, *, environment: dict[str, str] | None = None, **trap: Any) -> Fork:
+def start(
+    flags: list[str], log: Path, *, environment: dict[str, str] | None = None, **trap: Any
+) -> Fork:
     """Start train.py with these flags and a trap; see `tests.resume.traps.lay`."""
     traps = [trap] if trap else []
-    return forks.start("tests.resume.traps:train", log, environment=environment, flags=flags, traps=traps)
+    return forks.start(
+        "tests.resume.traps:train", log, environment=environment, flags=flags, traps=traps
+    )
 
 
-def pair_of(flags: list[str], logs: Path, *, traps: tuple[dict[str, Any], ...] = ({}, {})) -> list[Fork]:
+def pair_of(
+    flags: list[str], logs: Path, *, traps: tuple[dict[str, Any], ...] = ({}, {})
+) -> list[Fork]:
     """Start two processes that train together, as torchrun would, but with nobody who watches over them."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     logs.mkdir(exist_ok=True)
     return [
-        start(flags, logs / f"{i}", environment={**place, "RANK": f"{i}", "LOCAL_RANK": f"{i}"}, **trap)
+        start(
+            flags,
+            logs / f"{i}",
+            environment={**place, "RANK": f"{i}", "LOCAL_RANK": f"{i}"},
+            **trap,
+        )
         for i, trap in enumerate(traps)
     ]
 
@@ -62,20 +73,35 @@ def trapped(*traps: dict[str, Any], flags: list[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def torchrun(*words: str, run: Path, log: Path, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen]:
+def torchrun(
+    *words: str, run: Path, log: Path, prefix: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen]:
     """torchrun in the background; at the end it and the processes of this run are killed."""
-    with in_background([*prefix, sys.executable, "-m", "torch.distributed.run", *words], run=run, log=log) as agent:
+    with in_background(
+        [*prefix, sys.executable, "-m", "torch.distributed.run", *words], run=run, log=log
+    ) as agent:
         yield agent
 
 
 @contextlib.contextmanager
 def in_background(
-    words: list[str], *, run: Path, log: Path, environment: dict[str, str] = ENVIRONMENT, kills_workers: bool = True
+    words: list[str],
+    *,
+    run: Path,
+    log: Path,
+    environment: dict[str, str] = ENVIRONMENT,
+    kills_workers: bool = True,
 ) -> Iterator[subprocess.Popen]:
     """A program that starts processes; at the end it is killed and, unless told otherwise, those of this run."""
     with log.open("a") as out:
         agent = subprocess.Popen(
-            words, cwd=ROOT, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
+            words,
+            cwd=ROOT,
+            env=environment,
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
     try:
         yield agent
@@ -93,7 +119,9 @@ def workers(run: Path) -> dict[int, int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             if bytes(run) in (process / "cmdline").read_bytes().split(b"\0"):
-                variables = dict(v.partition(b"=")[::2] for v in (process / "environ").read_bytes().split(b"\0"))
+                variables = dict(
+                    v.partition(b"=")[::2] for v in (process / "environ").read_bytes().split(b"\0")
+                )
                 if b"RANK" in variables:
                     found[int(variables[b"RANK"])] = int(process.name)
     return found
@@ -119,7 +147,8 @@ def records(run: Path) -> list[dict[str, Any]]:
     """What the run has measured so far."""
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half written
+    # the last may be half written
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def resumed_from(run: Path) -> list[int | None]:
@@ -134,7 +163,11 @@ def trained_steps(run: Path) -> list[int]:
 
 def evaluations(run: Path) -> list[tuple[int, float]]:
     """Steps and losses on the valid split."""
-    return [(record["step"], record["valid/nll_nats"]) for record in records(run) if record["kind"] == "valid"]
+    return [
+        (record["step"], record["valid/nll_nats"])
+        for record in records(run)
+        if record["kind"] == "valid"
+    ]
 
 
 def hidden(run: Path) -> list[str]:

@@ -29,7 +29,8 @@ from txl.checkpoint.record import open_folder
 pytestmark = pytest.mark.slow
 
 KILLED = -signal.SIGKILL
-RARELY = ("--save_interval", "1000")  # writes that were cut short are not tried again at the same step
+# writes that were cut short are not tried again at the same step
+RARELY = ("--save_interval", "1000")
 DRAWN_FROM = {"step": 4, "flush": 20, "segment": 4, "record": 4, "beside": 20}
 
 
@@ -51,9 +52,13 @@ def drawn(seed: int, *kinds: str) -> list[tuple[str, int]]:
 
 
 IN_WRITES = ("step", "flush", "segment", "flush", "record", "flush")
-PLACES: dict[str, tuple[list[str], list[tuple[str, int]]]] = {  # flags, and where each start is killed
+# flags, and where each start is killed
+PLACES: dict[str, tuple[list[str], list[tuple[str, int]]]] = {
     "drawn, every other in a write": (["--eval_interval", "4"], drawn(24, *IN_WRITES, *IN_WRITES)),
-    "in what writes in the background or beside it": (["--async_save"], drawn(10, *("beside", "flush") * 4)),
+    "in what writes in the background or beside it": (
+        ["--async_save"],
+        drawn(10, *("beside", "flush") * 4),
+    ),
     "at each flush of a write": ([], [("flush", i) for i in range(1, 14)]),
 }
 
@@ -69,7 +74,8 @@ def test_a_run_killed_again_and_again_ends_as_one_never_killed(
     n_in_write, steps = 0, [0]
     for event in events:
         writes = writes_under_way(run)
-        n_start = len(resumed_from(run)) if steps[-1] else 0  # without a checkpoint the records are begun anew
+        # without a checkpoint the records are begun anew
+        n_start = len(resumed_from(run)) if steps[-1] else 0
         finish(flags, log, status=KILLED, at=event)
         n_in_write += bool(writes_under_way(run) - writes)
         assert resumed_from(run)[n_start:] in ([], [steps[-1] or None])
@@ -81,10 +87,23 @@ def test_a_run_killed_again_and_again_ends_as_one_never_killed(
     finish_as(alone, run, flags, log)
 
 
-@pytest.mark.parametrize(("n_step", "lr"), [(8, "0.01"), (24, "0.5")], ids=["the last", "followed by worse ones"])
-def test_the_best_checkpoint_is_known_before_it_is_pointed_at(n_step: int, lr: str, text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("n_step", "lr"), [(8, "0.01"), (24, "0.5")], ids=["the last", "followed by worse ones"]
+)
+def test_the_best_checkpoint_is_known_before_it_is_pointed_at(
+    n_step: int, lr: str, text: Path, tmp_path: Path
+) -> None:
     run, never_killed, log = tmp_path / "run", tmp_path / "never_killed", tmp_path / "log"
-    flags = ("--max_step", f"{n_step}", "--eval_interval", "2", "--scheduler", "constant", "--lr", lr)
+    flags = (
+        "--max_step",
+        f"{n_step}",
+        "--eval_interval",
+        "2",
+        "--scheduler",
+        "constant",
+        "--lr",
+        lr,
+    )
     finish(command(text, never_killed, *flags), log)
     losses = [nats for _, nats in evaluations(never_killed)]
     n_best = sum(nats < min([*losses[:i], float("inf")]) for i, nats in enumerate(losses))
@@ -95,7 +114,9 @@ def test_the_best_checkpoint_is_known_before_it_is_pointed_at(n_step: int, lr: s
     assert weights(run, n_step) == weights(never_killed, n_step)
 
 
-def test_a_run_killed_in_an_evaluation_loses_no_step(text: Path, alone: Path, tmp_path: Path) -> None:
+def test_a_run_killed_in_an_evaluation_loses_no_step(
+    text: Path, alone: Path, tmp_path: Path
+) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     finish(command(text, run, *RARELY), log, status=KILLED, at=("evaluation", 3))
     assert last_step(run) == 18
@@ -121,7 +142,9 @@ def whole_weights(run: Path) -> dict[str, bytes]:
 
 
 @long_test
-def test_shards_killed_at_6_drawn_places_end_with_the_weights_of_a_run_never_killed(text: Path, tmp_path: Path) -> None:
+def test_shards_killed_at_6_drawn_places_end_with_the_weights_of_a_run_never_killed(
+    text: Path, tmp_path: Path
+) -> None:
     """Both ranks at once, or one, of which the other hears; every other time written in the background."""
     dice = random.Random(30)
     never, run, logs = tmp_path / "never", tmp_path / "run", tmp_path / "logs"
@@ -147,7 +170,12 @@ def test_shards_killed_at_6_drawn_places_end_with_the_weights_of_a_run_never_kil
 def test_torchrun_restarts_a_run_with_a_killed_rank(text: Path, pair: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     trap = {"at": ("step", 6), "rank": 1, "once": str(tmp_path / "killed")}
-    words = ("--standalone", "--nproc_per_node=2", "--max-restarts=3", *trapped(trap, flags=command(text, run)))
+    words = (
+        "--standalone",
+        "--nproc_per_node=2",
+        "--max-restarts=3",
+        *trapped(trap, flags=command(text, run)),
+    )
     with torchrun(*words, run=run, log=log) as agent:
         assert agent.wait(timeout=LIMIT_S) == 0, log.read_text()
     assert resumed_from(run) == [None, 4]

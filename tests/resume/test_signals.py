@@ -26,18 +26,26 @@ from tests.resume.runs import (
 
 pytestmark = pytest.mark.slow
 
-ASKED_IN = 13  # neither this step nor the next is one of an evaluation or of a checkpoint that is due anyway
+# neither this step nor the next is one of an evaluation or of a checkpoint that is due anyway
+ASKED_IN = 13
 RARELY = ("--save_interval", "10")
 
 
 @pytest.mark.parametrize(
-    ("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0), ("SIGUSR2", 0), ("SIGINT", 130), ("SIGHUP", 129)]
+    ("name", "status"),
+    [("SIGTERM", 143), ("SIGUSR1", 0), ("SIGUSR2", 0), ("SIGINT", 130), ("SIGHUP", 129)],
 )
 def test_a_signal_stops_a_run_after_the_next_step(
     name: str, status: int, text: Path, alone: Path, tmp_path: Path
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
-    finish(command(text, run, *RARELY), log, status=status, at=("step", ASKED_IN), send=signal.Signals[name])
+    finish(
+        command(text, run, *RARELY),
+        log,
+        status=status,
+        at=("step", ASKED_IN),
+        send=signal.Signals[name],
+    )
     assert last_step(run) == trained_steps(run)[-1] in (ASKED_IN, ASKED_IN + 1)
     assert f"after step {last_step(run)}; saved in" in log.read_text()
     assert "Traceback" not in log.read_text()
@@ -46,14 +54,17 @@ def test_a_signal_stops_a_run_after_the_next_step(
     assert hidden(run) == []
 
 
-def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(text: Path, pair: Path, tmp_path: Path) -> None:
+def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(
+    text: Path, pair: Path, tmp_path: Path
+) -> None:
     """Had they stopped after different steps, one would wait for the other and end with another status."""
     run, logs = tmp_path / "run", tmp_path / "logs"
     trap = {"at": ("step", ASKED_IN), "send": signal.SIGUSR1}
     finish_pair(command(text, run, *RARELY), logs, traps=({}, trap))
     step = last_step(run)
     assert step == trained_steps(run)[-1] in (ASKED_IN, ASKED_IN + 1)
-    assert {folder.name for folder in run.glob("step_*")} == {"step_00000012", f"step_{step:08d}"}  # best and last
+    # best and last
+    assert {folder.name for folder in run.glob("step_*")} == {"step_00000012", f"step_{step:08d}"}
     assert hidden(run) == []
     finish_pair(command(text, run, *RARELY, "--resume"), logs)
     assert weights(run) == weights(pair)
@@ -71,7 +82,9 @@ def test_a_signal_in_an_evaluation_stops_both_ranks(text: Path, pair: Path, tmp_
 
 
 @long_test
-def test_a_request_while_the_program_starts_up_is_kept_until_it_can_be_answered(text: Path, tmp_path: Path) -> None:
+def test_a_request_while_the_program_starts_up_is_kept_until_it_can_be_answered(
+    text: Path, tmp_path: Path
+) -> None:
     """It comes when torch is imported."""
     run = tmp_path / "run"
     code = """
@@ -88,20 +101,31 @@ sys.path.insert(0, ".")
 runpy.run_path("train.py", run_name="__main__")
 """
     words = [sys.executable, "-c", code, *command(text, run)]
-    done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "stopped by SIGUSR1 after step 1; saved in" in done.stderr
 
 
 @long_test
-def test_what_a_killed_torchrun_leaves_behind_saves_and_ends(text: Path, pair: Path, tmp_path: Path) -> None:
+def test_what_a_killed_torchrun_leaves_behind_saves_and_ends(
+    text: Path, pair: Path, tmp_path: Path
+) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     trap = {"at": ("step", ASKED_IN), "send": signal.SIGKILL, "rank": 1, "to": "parent"}
-    words = ("--standalone", "--nproc_per_node=2", *trapped(trap, flags=command(text, run, "--eval_interval", "200")))
+    words = (
+        "--standalone",
+        "--nproc_per_node=2",
+        *trapped(trap, flags=command(text, run, "--eval_interval", "200")),
+    )
     with torchrun(*words, run=run, log=log) as agent:
         assert agent.wait(timeout=LIMIT_S) == -signal.SIGKILL
         wait_until(lambda: workers(run) == {}, log)
-    assert f"torchrun has ended, so this run has too, after step {last_step(run)}; saved in" in log.read_text()
+    assert (
+        f"torchrun has ended, so this run has too, after step {last_step(run)}; saved in"
+        in log.read_text()
+    )
     assert last_step(run) in (ASKED_IN, ASKED_IN + 1)
     assert hidden(run) == []
     finish_pair(command(text, run, "--resume"), tmp_path / "logs")
@@ -110,10 +134,16 @@ def test_what_a_killed_torchrun_leaves_behind_saves_and_ends(text: Path, pair: P
 
 @long_test
 @pytest.mark.parametrize("to", ["agent", "me"])
-def test_sigterm_below_torchrun_leaves_no_process(to: str, text: Path, pair: Path, tmp_path: Path) -> None:
+def test_sigterm_below_torchrun_leaves_no_process(
+    to: str, text: Path, pair: Path, tmp_path: Path
+) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     trap = {"at": ("step", ASKED_IN), "send": signal.SIGTERM, "rank": 1, "to": to}
-    words = ("--standalone", "--nproc_per_node=2", *trapped(trap, flags=command(text, run, "--eval_interval", "200")))
+    words = (
+        "--standalone",
+        "--nproc_per_node=2",
+        *trapped(trap, flags=command(text, run, "--eval_interval", "200")),
+    )
     with torchrun(*words, run=run, log=log) as agent:
         assert agent.wait(timeout=LIMIT_S) != 0
         assert workers(run) == {}

@@ -37,7 +37,10 @@ def on_both(
     hosts: Callable[..., list[str]], words: list[str], run: Path, log: Path
 ) -> Iterator[list[subprocess.Popen]]:
     """torchrun on both hosts, a process each; what is said on host a goes to the log's name with _a behind."""
-    train = shlex.join([sys.executable, *words]) + '; status=$?; echo "| ended with $status"; exit $status'
+    train = (
+        shlex.join([sys.executable, *words])
+        + '; status=$?; echo "| ended with $status"; exit $status'
+    )
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(
@@ -88,7 +91,14 @@ def test_a_rank_killed_on_one_host_is_restarted(text: Path, pair: Path, tmp_path
     process so: --overwrite must not be obeyed again."""
     run, logs = tmp_path / "run", [tmp_path / "0", tmp_path / "1"]
     place = f"127.0.0.1:{free_port()}"
-    words = ("--nnodes=2", "--nproc_per_node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-endpoint", place)
+    words = (
+        "--nnodes=2",
+        "--nproc_per_node=1",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint",
+        place,
+    )
     flags = command(text, run, "--overwrite")
     traps = [
         {"at": ("step", 6), "send": number, "rank": rank, "once": str(tmp_path / f"trapped_{rank}")}
@@ -120,17 +130,29 @@ FLAGS = "--adaptive --cutoffs 20 40 --dropout 0 --dropatt 0 --lr 0.0001 --max_st
 
 
 @contextlib.contextmanager
-def host(on: list[str], rank: int, flags: list[str], run: Path, log: Path) -> Iterator[subprocess.Popen]:
+def host(
+    on: list[str], rank: int, flags: list[str], run: Path, log: Path
+) -> Iterator[subprocess.Popen]:
     """`run_wt103.sh train` on a host; at the end it is killed, and with the first host all processes of the run."""
-    own = {"PYTHON": sys.executable, "NNODES": "1:2", "NODE_RANK": str(rank), "NPROC": "1", "MASTER_ADDR": "10.77.0.1"}
+    own = {
+        "PYTHON": sys.executable,
+        "NNODES": "1:2",
+        "NODE_RANK": str(rank),
+        "NPROC": "1",
+        "MASTER_ADDR": "10.77.0.1",
+    }
     own |= {"RDZV_CONF": "keep_alive_interval=1,last_call_timeout=2"}
     own |= {"PET_LOCAL_ADDR": f"10.77.0.{rank + 1}"}  # both have the name of this machine
     words = [*on, str(ROOT / "run_wt103.sh"), "train", "base", *flags]
-    with in_background(words, run=run, log=log, environment=ENVIRONMENT | own, kills_workers=not rank) as agent:
+    with in_background(
+        words, run=run, log=log, environment=ENVIRONMENT | own, kills_workers=not rank
+    ) as agent:
         yield agent
 
 
-def test_a_host_leaves_and_comes_back(hosts: Callable[..., list[str]], text: Path, tmp_path: Path) -> None:
+def test_a_host_leaves_and_comes_back(
+    hosts: Callable[..., list[str]], text: Path, tmp_path: Path
+) -> None:
     run, logs = tmp_path / "run", [tmp_path / "a", tmp_path / "b"]
     flags = command(text, run, *FLAGS, "--max_step", "100000", "--eval_interval", "100000")
     sides = [hosts("on", side) for side in "ab"]
@@ -155,7 +177,11 @@ def test_a_host_leaves_and_comes_back(hosts: Callable[..., list[str]], text: Pat
             first.send_signal(signal.SIGTERM)
             first.wait(timeout=LIMIT_S)
 
-    losses = [(record["step"], record["train/nll_nats"]) for record in records(run) if record["kind"] == "train"]
+    losses = [
+        (record["step"], record["train/nll_nats"])
+        for record in records(run)
+        if record["kind"] == "train"
+    ]
     n_step = len(losses)
     assert [step for step, _ in losses] == list(range(1, n_step + 1))
     alone = tmp_path / "alone"

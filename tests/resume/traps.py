@@ -31,7 +31,12 @@ def train(flags: list[str], traps: Sequence[dict[str, Any]]) -> None:
 
 
 def lay(
-    at: tuple[str, int], send: int = signal.SIGKILL, *, rank: int | None = None, once: str | None = None, to: str = "me"
+    at: tuple[str, int],
+    send: int = signal.SIGKILL,
+    *,
+    rank: int | None = None,
+    once: str | None = None,
+    to: str = "me",
 ) -> None:
     """Send a signal at the n-th event of a kind in this process.
 
@@ -59,7 +64,8 @@ def lay(
         if once:
             Path(once).touch()
         passed_on = threading.Event()
-        if to == "agent":  # by a handler: a blocked signal may be taken by another thread before it is waited for
+        # by a handler: a blocked signal may be taken by another thread before it is waited for
+        if to == "agent":
             before = signal.signal(send, lambda *_: passed_on.set())
         parent = os.getppid()
         os.kill({"me": os.getpid(), "group": 0}.get(to, parent), send)
@@ -112,9 +118,15 @@ def lay(
         passes("record")
         _add(*arguments, **named)
 
-    _step, _evaluate, _until_stopped, _add = TrainState.step, loop.evaluate, loop.until_stopped, Metrics.add
+    _step, _evaluate, _until_stopped, _add = (
+        TrainState.step,
+        loop.evaluate,
+        loop.until_stopped,
+        Metrics.add,
+    )
     _wait = Background.wait
-    os.fsync, TrainState.step, Metrics.add = flush, step, add  # no power cut comes after a kill: nothing is flushed
+    # no power cut comes after a kill: nothing is flushed
+    os.fsync, TrainState.step, Metrics.add = flush, step, add
     loop.evaluate, loop.until_stopped, Background.wait = evaluate, until_stopped, wait
 
 

@@ -31,7 +31,9 @@ TGT_LEN = 4
 
 
 @pytest.fixture
-def losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int, int], np.ndarray]:
+def losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[tuple[str, int, int], np.ndarray]:
     """Of a study whose trainings are done: the nats of each token by row, seed and memory."""
     monkeypatch.chdir(tmp_path)
     write_splits(Path("text"))
@@ -43,9 +45,16 @@ def losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, i
         for seed in (1, 2):
             rows = []
             for mem_len in (0, 3):
-                context = {"tgt_len": TGT_LEN, "mem_len": mem_len, "ext_len": 0, "same_length": False}
+                context = {
+                    "tgt_len": TGT_LEN,
+                    "mem_len": mem_len,
+                    "ext_len": 0,
+                    "same_length": False,
+                }
                 nats[row, seed, mem_len] = dice.random(N).astype(np.float32)
-                rows.append(TokenLosses("test", context, "", IDS, nats[row, seed, mem_len], visible))
+                rows.append(
+                    TokenLosses("test", context, "", IDS, nats[row, seed, mem_len], visible)
+                )
             folder = Path(f"runs/studies/mine/runs/{row}/seed_{seed}")
             write_losses(folder / "test.npz", rows)
             (folder / "done.json").write_text(json.dumps({"evaluations": {"test": {}}}))
@@ -66,7 +75,11 @@ def test_groups_are_those_of_a_plain_loop(losses: dict[tuple[str, int, int], np.
     members: dict[tuple[str, str], list[int]] = {}
     for token in range(1, N):
         begin = TGT_LEN * ((token - 1) // TGT_LEN)
-        parts = {"segment": IDS[begin:token], "memory": IDS[max(0, begin - 3) : begin], "beyond": IDS[:begin]}
+        parts = {
+            "segment": IDS[begin:token],
+            "memory": IDS[max(0, begin - 3) : begin],
+            "beyond": IDS[:begin],
+        }
         place = next((name for name, ids in parts.items() if IDS[token] in ids), "never")
         count = counts[words[IDS[token]]]
         frequency = "0 to 0" if not count else "1 to 9" if count < 10 else "10 or more"
@@ -76,9 +89,14 @@ def test_groups_are_those_of_a_plain_loop(losses: dict[tuple[str, int, int], np.
     whole = sum(losses["a", seed, 3][1:].sum() - losses["b", seed, 0][1:].sum() for seed in (1, 2))
     for key, tokens in members.items():
         n_token, of, against, share, *differences = found[key]
-        each = [losses["a", seed, 3][tokens].mean() - losses["b", seed, 0][tokens].mean() for seed in (1, 2)]
+        each = [
+            losses["a", seed, 3][tokens].mean() - losses["b", seed, 0][tokens].mean()
+            for seed in (1, 2)
+        ]
         assert n_token == len(tokens)
-        assert of == pytest.approx(np.mean([losses["a", seed, 3][tokens].mean() for seed in (1, 2)]), rel=1e-5)
+        assert of == pytest.approx(
+            np.mean([losses["a", seed, 3][tokens].mean() for seed in (1, 2)]), rel=1e-5
+        )
         assert of - against == pytest.approx(np.mean(each), abs=1e-6)
         assert differences == pytest.approx(each, abs=1e-6)
         assert share == pytest.approx(sum(each) * len(tokens) / whole, abs=1e-4)
@@ -90,7 +108,11 @@ def test_what_cannot_be_compared_is_said(losses: dict[tuple[str, int, int], np.n
         "--of c: no such row; there are a, b": ["--of", "c", "test"],
         "--of: give a row and a column": ["--of", "a"],
         "'valid': no column of an evaluation": ["--of", "a", "valid"],
-        "'test, mem_len 9': no such column; there are test, mem_len 0; test": ["--of", "a", "test, mem_len 9"],
+        "'test, mem_len 9': no such column; there are test, mem_len 0; test": [
+            "--of",
+            "a",
+            "test, mem_len 9",
+        ],
         "no seed has the losses of both": ["--folder", "elsewhere"],
     }
     for why, flags in cases.items():

@@ -35,7 +35,9 @@ mem_len = [0, 8]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem
+)
 def test_a_study_of_the_repository_has_flags_and_models_that_there_are(path: Path) -> None:
     study = read_study(path)
     for flags in study.variants.values():
@@ -68,11 +70,19 @@ def test_the_study_of_the_docs_is_one(tmp_path: Path) -> None:
 def test_runs_times_grid_times_seeds(tmp_path: Path) -> None:
     study = read_study(written(tmp_path, GOOD))
     assert list(study.variants) == ["near, lr 0.1", "near, lr 0.2", "far, lr 0.1", "far, lr 0.2"]
-    assert study.variants["far, lr 0.2"] == {"n_layer": 3, "adaptive": True, "mem_len": 8, "lr": 0.2}
+    assert study.variants["far, lr 0.2"] == {
+        "n_layer": 3,
+        "adaptive": True,
+        "mem_len": 8,
+        "lr": 0.2,
+    }
     todo = tasks(study, tmp_path)
     assert [task.seed for task in todo] == [3] * 4 + [5] * 4
     assert len({task.folder for task in todo}) == 8
-    assert words(todo[2].flags, tmp_path) == "--n_layer 3 --adaptive --mem_len 8 --lr 0.1 --seed 3".split()
+    assert (
+        words(todo[2].flags, tmp_path)
+        == "--n_layer 3 --adaptive --mem_len 8 --lr 0.1 --seed 3".split()
+    )
     flags = {"split": "test", "mem_len": [0, 8], "same_length": False, "knn_store": "{run}/store"}
     assert words(flags, Path("runs/one")) == (
         "--split test --mem_len 0 8 --no_same_length --knn_store runs/one/store".split()

@@ -93,30 +93,62 @@ class Programs:
             raise TaskError("the disk is full")
         self.called.append(call)
         if name == "train" and task.variant == self.diverges:
-            raise TaskError("txl train: step 1, epoch 1, segment 1: the loss is not finite on rank 0; lower --lr")
+            raise TaskError(
+                "txl train: step 1, epoch 1, segment 1: the loss is not finite on rank 0; lower --lr"
+            )
         if name == "train":
             run.mkdir()
-            nats = 5.0 - 0.1 * (task.variant == "large") + 0.001 * task.seed + self.again * task.is_rerun
+            nats = (
+                5.0
+                - 0.1 * (task.variant == "large")
+                + 0.001 * task.seed
+                + self.again * task.is_rerun
+            )
             if self.best_rate:
                 self.rates[f"{task.variant} {task.seed}"] = task.flags["lr"]
-                nats = 5.0 + abs(math.log(task.flags["lr"] / self.best_rate[task.variant.split(",")[0]]))
+                nats = 5.0 + abs(
+                    math.log(task.flags["lr"] / self.best_rate[task.variant.split(",")[0]])
+                )
             data = {"dataset": self.dataset.get(task.variant, "text")}
-            lines: list[dict[str, Any]] = [{"kind": "start", "parameters": 1000, "data": data, **self.start}]
+            lines: list[dict[str, Any]] = [
+                {"kind": "start", "parameters": 1000, "data": data, **self.start}
+            ]
             for step in (2, 4):
-                speed = {"speed/ms_per_step": 500.0, "speed/cpu_ms_per_step": 250.0 * step, "mem/peak_gib": 0.5}
+                speed = {
+                    "speed/ms_per_step": 500.0,
+                    "speed/cpu_ms_per_step": 250.0 * step,
+                    "mem/peak_gib": 0.5,
+                }
                 lines.append({"kind": "train", "step": step, "tokens": step * 10, **speed})
                 loss = nats + 0.5 * (4 - step)
-                lines.append({"kind": "valid", "step": step, "tokens": step * 10, "valid/nll_nats": loss})
+                lines.append(
+                    {"kind": "valid", "step": step, "tokens": step * 10, "valid/nll_nats": loss}
+                )
                 if task.variant in self.scored:
                     lines[-1]["scored_tokens"] = self.scored[task.variant]
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         else:
-            self.kept += [line[line.index("--token_losses") + 1]] if "--token_losses" in line else []
-            nats = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["valid/nll_nats"]
-            row = {"split": "test", "tgt_len": 4, "added": "", "nats_per_token": nats, "bits_per_byte": None}
+            self.kept += (
+                [line[line.index("--token_losses") + 1]] if "--token_losses" in line else []
+            )
+            nats = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])[
+                "valid/nll_nats"
+            ]
+            row = {
+                "split": "test",
+                "tgt_len": 4,
+                "added": "",
+                "nats_per_token": nats,
+                "bits_per_byte": None,
+            }
             row["perplexity"] = None if call == f"eval {self.without}" else math.exp(nats)
             rows: list[dict[str, Any]] = [{**row, "mem_len": mem_len} for mem_len in (0, 8)]
-            bins = (("from", 0, 3), ("to", 2, 9), ("tokens", 5, 7), ("nats_per_token", nats, nats - 1))
+            bins = (
+                ("from", 0, 3),
+                ("to", 2, 9),
+                ("tokens", 5, 7),
+                ("nats_per_token", nats, nats - 1),
+            )
             rows[1]["loss_by_distance"] = [{key: pair[i] for key, *pair in bins} for i in (0, 1)]
             Path(line[4]).write_text(json.dumps({"rows": rows}))
 
@@ -157,18 +189,27 @@ def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.Mo
     mean, spread = statistics.fmean(each), statistics.stdev(each)
     header, *numbers = rows_of_csv("table")
     assert header == ["run", "source", "column", "mean", "deviation", "seed 1", "seed 2", "seed 3"]
-    by_column = {(line[0], line[2]): [float(cell) for cell in line[3:]] for line in numbers if line[3]}
+    by_column = {
+        (line[0], line[2]): [float(cell) for cell in line[3:]] for line in numbers if line[3]
+    }
     assert by_column["small", "test, mem_len 8"] == pytest.approx([mean, spread, *each])
     assert by_column["large", "ms_per_step"] == [500.0, 0.0, 500.0, 500.0, 500.0]
     assert by_column["large", "cpu_seconds"] == [3.0, 0.0, 3.0, 3.0, 3.0]
     small, large = (
-        next(line for line in Path("out/table.md").read_text().splitlines() if line.startswith(f"| {name}"))
+        next(
+            line
+            for line in Path("out/table.md").read_text().splitlines()
+            if line.startswith(f"| {name}")
+        )
         for name in ("small", "large")
     )
     assert f" {mean:.2f} ± {spread:.2f} " in small
-    assert " 38 " in large  # of the losses 5.9 and 4.9 it passes 5.0 at nine tenths of the way from 20 to 40
+    # of the losses 5.9 and 4.9 it passes 5.0 at nine tenths of the way from 20 to 40
+    assert " 38 " in large
     assert rows_of_csv("curves")[1] == ["small", "1", "20", "6.001"]
-    near, far = (line for line in rows_of_csv("distances") if line[:2] == ["large", "test, mem_len 8"])
+    near, far = (
+        line for line in rows_of_csv("distances") if line[:2] == ["large", "test, mem_len 8"]
+    )
     assert (near[2:5], far[2:5]) == (["0", "2", "5"], ["3", "9", "7"])
     assert [float(x) for x in far[5:]] == pytest.approx([3.902, 0.001])
     _, *compared_rows = rows_of_csv("comparisons")
@@ -180,7 +221,11 @@ def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.Mo
     assert content["comparisons"][1]["difference"] == pytest.approx(-0.1)
     for name, others in (("study", {".json"}), ("distances", {".csv"})):
         assert imread(f"out/{name}.png").std() > 0
-        assert {path.suffix for path in Path("out").glob(f"{name}.*")} == {".png", ".pdf", ".svg"} | others
+        assert {path.suffix for path in Path("out").glob(f"{name}.*")} == {
+            ".png",
+            ".pdf",
+            ".svg",
+        } | others
     assert r"\toprule" in Path("out/table.tex").read_text()
 
 
@@ -192,22 +237,29 @@ def test_runs_of_another_text_or_code_are_rows_of_their_own(what: str, programs:
     names = [line[0] for line in rows_of_csv("table") if line[2] == "test, mem_len 0"]
     assert len(names) == 4
     assert [name.partition(" (")[0] for name in names] == ["small", "small", "large", "large"]
-    assert [line[2] for line in rows_of_csv("comparisons")[1:]] == ["2", "2", "1", "1"]  # never across sources
+    # never across sources
+    assert [line[2] for line in rows_of_csv("comparisons")[1:]] == ["2", "2", "1", "1"]
 
 
-def test_what_is_done_is_not_done_again_or_overwritten(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_done_is_not_done_again_or_overwritten(
+    programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert study() == 0
     before = {path.name: path.read_bytes() for path in Path("out").iterdir() if path.is_file()}
     programs.called.clear()
     assert study(STUDY, "--jobs", "2") == 0
     assert programs.called == []
     for change in (("max_step = 4", "max_step = 5"), ("d_model = 32", "d_model = 64")):
-        with pytest.raises(UsageError, match="holds 12 figures of finished runs, and the study file now gives"):
+        with pytest.raises(
+            UsageError, match="holds 12 figures of finished runs, and the study file now gives"
+        ):
             study(STUDY.replace(*change))
         said = capsys.readouterr().out
         assert said.count("was trained with other flags; name another --folder") >= 3
         assert "remove" not in said
-    assert {path.name: path.read_bytes() for path in Path("out").iterdir() if path.is_file()} == before
+    assert {
+        path.name: path.read_bytes() for path in Path("out").iterdir() if path.is_file()
+    } == before
     assert programs.called == []
     assert study(STUDY + "[evaluations.valid]\nsplit = 'valid'\n") == 0
     expected = sorted(f"eval {name} {seed}" for name in ("small", "large") for seed in (1, 2, 3))
@@ -221,15 +273,21 @@ def test_an_evaluation_with_other_flags_is_not_reported_and_made_again(programs:
     with pytest.raises(UsageError, match="now gives 0"):
         study(other, "--report_only")
     assert study(other) == 0
-    assert sorted(programs.called) == sorted(f"eval {name} {n}" for name in ("small", "large") for n in (1, 2, 3))
+    assert sorted(programs.called) == sorted(
+        f"eval {name} {n}" for name in ("small", "large") for n in (1, 2, 3)
+    )
 
 
-def test_a_figure_that_there_is_not_is_an_empty_cell(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_that_there_is_not_is_an_empty_cell(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As bits per byte of ids, or a perplexity beyond all numbers, which is null in JSON."""
     monkeypatch.setattr(report, "write_pictures", picture.write_pictures)
     programs.without = "large 2"
     assert study() == 0
-    large = next(line for line in rows_of_csv("table") if line[0] == "large" and line[2] == "test, mem_len 0")
+    large = next(
+        line for line in rows_of_csv("table") if line[0] == "large" and line[2] == "test, mem_len 0"
+    )
     assert [cell != "" for cell in large[3:]] == [True, True, True, False, True]
     Path("out/study.json").unlink()
     assert study(f"metric = 'bits_per_byte'\n{STUDY}") == 0
@@ -237,7 +295,11 @@ def test_a_figure_that_there_is_not_is_an_empty_cell(programs: Programs, monkeyp
 
 
 def test_a_typo_is_found_before_the_first_training(programs: Programs) -> None:
-    wrongs = {"mem_lne = [0, 8]": "evaluations: test: --mem_lne", "tgt_len = 'x'": "tgt_len", "cache_lambda = 2": "1"}
+    wrongs = {
+        "mem_lne = [0, 8]": "evaluations: test: --mem_lne",
+        "tgt_len = 'x'": "tgt_len",
+        "cache_lambda = 2": "1",
+    }
     for wrong, named in wrongs.items():
         with pytest.raises(UsageError, match=named):
             study(STUDY.replace("mem_len = [0, 8]", wrong))
@@ -253,9 +315,14 @@ against = [["small", "test, mem_len 8"]]
 """
 
 
-def test_a_contrast_that_never_comes_is_refused_before_the_first_training(programs: Programs) -> None:
+def test_a_contrast_that_never_comes_is_refused_before_the_first_training(
+    programs: Programs,
+) -> None:
     wrong = CONTRAST.replace('"small", "test, mem_len 8"', '"small", "test, mem_len 64"')
-    with pytest.raises(UsageError, match=r"contrasts.size: 'test, mem_len 64': no such column of 'small'; there are"):
+    with pytest.raises(
+        UsageError,
+        match=r"contrasts.size: 'test, mem_len 64': no such column of 'small'; there are",
+    ):
         study(STUDY + wrong)
     both = STUDY.replace('split = "test"', "") + CONTRAST.replace("test, mem", "test, test, mem")
     Path("data/wikitext-103/valid.txt").rename("valid.txt")
@@ -269,7 +336,13 @@ def test_a_contrast_that_never_comes_is_refused_before_the_first_training(progra
 
 def test_the_best_memory_is_chosen_on_valid_and_read_on_test() -> None:
     def row(split: str, mem_len: int, nats: float) -> dict[str, Any]:
-        return {"split": split, "tgt_len": 4, "mem_len": mem_len, "added": "", "nats_per_token": nats}
+        return {
+            "split": split,
+            "tgt_len": 4,
+            "mem_len": mem_len,
+            "added": "",
+            "nats_per_token": nats,
+        }
 
     rows = [row("valid", 0, 5.0), row("valid", 8, 4.0), row("test", 0, 3.0), row("test", 8, 3.5)]
     assert best_row(rows) == rows[3]
@@ -278,7 +351,11 @@ def test_the_best_memory_is_chosen_on_valid_and_read_on_test() -> None:
 
 
 def test_a_contrast_may_be_of_the_best_memory(programs: Programs) -> None:
-    text = STUDY.replace('split = "test"', "") + '[best]\nown = "test"\n' + CONTRAST.replace("test, mem_len 8", "own")
+    text = (
+        STUDY.replace('split = "test"', "")
+        + '[best]\nown = "test"\n'
+        + CONTRAST.replace("test, mem_len 8", "own")
+    )
     assert study(text, "--report_only") == 0
     with pytest.raises(UsageError, match="'owm': no such column; it begins with one of test, own"):
         study(text.replace('"own"]', '"owm"]'))
@@ -301,7 +378,10 @@ def test_columns_are_known_before_the_evaluation(flags: dict[str, Any], columns:
 def test_a_text_that_is_missing_is_named_before_the_first_training(programs: Programs) -> None:
     elsewhere = STUDY.replace("d_model = 32", 'd_model = 32\ndata = "nowhere"')
     scored = STUDY.replace('split = "test"', 'text = "my.txt"')
-    cases = {"runs: large: nowhere: no such folder": elsewhere, "evaluations: test: my.txt: no such file": scored}
+    cases = {
+        "runs: large: nowhere: no such folder": elsewhere,
+        "evaluations: test: my.txt: no such file": scored,
+    }
     for why, text in cases.items():
         with pytest.raises(UsageError, match=why):
             study(text)
@@ -309,8 +389,14 @@ def test_a_text_that_is_missing_is_named_before_the_first_training(programs: Pro
     with pytest.raises(UsageError, match=r"evaluations: test: .*test.txt: no such file"):
         study()
     assert programs.called == []
-    for later in ('data = "https://example.org/text"', 'init_from = "model"', 'dataset = "pydoc"\ndata = "docs"'):
-        require_texts(plan_of(STUDY.replace("[train]", f"[train]\n{later}").replace('split = "test"', "")))
+    for later in (
+        'data = "https://example.org/text"',
+        'init_from = "model"',
+        'dataset = "pydoc"\ndata = "docs"',
+    ):
+        require_texts(
+            plan_of(STUDY.replace("[train]", f"[train]\n{later}").replace('split = "test"', ""))
+        )
 
 
 def plan_of(text: str) -> Study:
@@ -318,13 +404,19 @@ def plan_of(text: str) -> Study:
     return read_study(Path("mine.toml"))
 
 
-def test_a_part_of_a_study_is_trained_alone(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_of_a_study_is_trained_alone(
+    programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert study(STUDY, "--only", "small", "--seeds", "2", "3") == 0
-    assert programs.called == [f"{program} small {seed}" for seed in (2, 3) for program in ("train", "eval")]
+    assert programs.called == [
+        f"{program} small {seed}" for seed in (2, 3) for program in ("train", "eval")
+    ]
     assert "| large | 0 |" in capsys.readouterr().out
     programs.called.clear()
     assert study(STUDY, "--only", "large", "--only", "small", "--seeds", "1") == 0
-    assert programs.called == [f"{program} {name} 1" for name in ("small", "large") for program in ("train", "eval")]
+    assert programs.called == [
+        f"{program} {name} 1" for name in ("small", "large") for program in ("train", "eval")
+    ]
     with pytest.raises(UsageError, match="--only tiny: no such row; there are small, large"):
         study(STUDY, "--only", "tiny")
     with pytest.raises(UsageError, match="--seeds 9: no such seed; the study has 1, 2, 3"):
@@ -340,7 +432,9 @@ def test_what_is_evaluated_keeps_the_loss_of_each_token(programs: Programs) -> N
     assert not keeps_losses({"text": "my.txt"}, {})
 
 
-def test_contrasts_are_fixed_before_their_first_reading(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contrasts_are_fixed_before_their_first_reading(
+    programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One that is changed or added later is exploratory; one that is taken out stays."""
     early = STUDY.replace("[1, 2, 3]", "[1, 2]")
     assert study(early + CONTRAST.replace("size", "other"), "--report_only") == 0
@@ -352,7 +446,11 @@ def test_contrasts_are_fixed_before_their_first_reading(programs: Programs, caps
     other = CONTRAST.replace("mem_len 8", "mem_len 0")
     assert study(STUDY + other) == 0
     table = Path("out/table.md").read_text()
-    lines = {line.split(" | ")[-1].strip(" |"): line for line in table.splitlines() if line.startswith("| size")}
+    lines = {
+        line.split(" | ")[-1].strip(" |"): line
+        for line in table.splitlines()
+        if line.startswith("| size")
+    }
     assert list(lines) == ["exploratory", "better; no longer in the study file"]
     assert "corrected for the 1 comparisons" in table
     assert json.loads(Path("out/contrasts.json").read_text())["digest"] == fixed["digest"]
@@ -389,7 +487,9 @@ def test_a_rate_is_searched_for_every_row_alike(programs: Programs) -> None:
     assert [call for call in programs.called if ", lr" in call] == []
     assert programs.rates["large 2"] == 0.04
     content = json.loads(Path("out/study.json").read_text())
-    losses: dict[str, Any] = {f"{lr:g}": 5 + abs(math.log(lr / 0.04)) for lr in (0.01, 0.005, 0.02, 0.04)}
+    losses: dict[str, Any] = {
+        f"{lr:g}": 5 + abs(math.log(lr / 0.04)) for lr in (0.01, 0.005, 0.02, 0.04)
+    }
     losses = {lr: pytest.approx(loss) for lr, loss in losses.items()} | {"0.08": None}
     assert content["search"]["large"] == {"lr": 0.04, "tried": losses}
     assert "| large | 0.04 | 0.005: 7.0794; " in Path("out/table.md").read_text()
@@ -411,7 +511,10 @@ def test_a_second_training_with_the_same_seed_is_a_part_of_the_spread(programs: 
     assert programs.called[-2:] == ["train large 2", "eval large 2"]
     table = Path("out/table.md").read_text()
     assert "| large | 3 + 1 again |" in table
-    assert "large, seed 2, was trained on 1970-01-01 and again on 1970-01-01: at most +0.2500 nats" in table
+    assert (
+        "large, seed 2, was trained on 1970-01-01 and again on 1970-01-01: at most +0.2500 nats"
+        in table
+    )
     (header, *_), content = rows_of_csv("table"), json.loads(Path("out/study.json").read_text())
     assert header[-4:] == ["seed 1", "seed 2", "seed 3", "seed 2 again"]
     assert content["reruns"][0]["differences"]["test, mem_len 8"] == pytest.approx(0.25)
@@ -420,12 +523,17 @@ def test_a_second_training_with_the_same_seed_is_a_part_of_the_spread(programs: 
 
 def test_a_row_may_have_seeds_of_its_own(programs: Programs) -> None:
     assert study(STUDY.replace("d_model = 32", "d_model = 32\nseeds = [1, 7]")) == 0
-    assert [call for call in programs.called if call.startswith("train large")] == ["train large 1", "train large 7"]
+    assert [call for call in programs.called if call.startswith("train large")] == [
+        "train large 1",
+        "train large 7",
+    ]
     assert [line[2] for line in rows_of_csv("comparisons")[1:]] == ["1", "1"]
 
 
 @pytest.mark.parametrize(("n_large", "dataset"), [(640, "text"), (64, "text"), (640, "bpe")])
-def test_curves_of_other_tokens_are_not_compared(n_large: int, dataset: str, programs: Programs) -> None:
+def test_curves_of_other_tokens_are_not_compared(
+    n_large: int, dataset: str, programs: Programs
+) -> None:
     """As with max_eval_steps, where memories are read by as many streams as they allow."""
     programs.scored = {"small": 640, "large": n_large}
     programs.dataset = {"small": "text", "large": dataset}
@@ -442,7 +550,10 @@ def test_a_failed_run_is_named_and_stops_no_other(programs: Programs) -> None:
     table = Path("out/table.md").read_text()
     assert "large, seed 2: failed: the disk is full" in table
     cells = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][:4]
-    assert {line[0]: line[1] for line in cells if line[0] in ("| small", "| large")} == {"| small": "3", "| large": "2"}
+    assert {line[0]: line[1] for line in cells if line[0] in ("| small", "| large")} == {
+        "| small": "3",
+        "| large": "2",
+    }
 
 
 @pytest.mark.parametrize("says", ["txl train: the disk is full", "the disk is full", ""])
@@ -466,7 +577,13 @@ def test_a_failure_names_the_program(says: str, tmp_path: Path) -> None:
 
 def test_tokens_until_a_loss() -> None:
     run = RunFigures(1, 1, 1, 1.0, None, {}, {}, [(100, 6.0), (200, 5.0), (300, 4.5)])
-    assert [tokens_until(run, nats) for nats in (6.5, 6.0, 5.5, 4.75, 4.0)] == [100, 100, 150, 250, None]
+    assert [tokens_until(run, nats) for nats in (6.5, 6.0, 5.5, 4.75, 4.0)] == [
+        100,
+        100,
+        150,
+        250,
+        None,
+    ]
 
 
 # real programs
@@ -484,7 +601,9 @@ def in_here(task: Task, line: list[str], **_: Any) -> None:
     assert not import_module(f"txl.commands.{line[0]}").main(line[1:])
 
 
-def test_a_stopped_training_is_gone_on_with(real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_training_is_gone_on_with(
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "_program", in_here)
     with monkeypatch.context() as patch:
         step = TrainState.step
@@ -512,7 +631,9 @@ if sys.orig_argv[1:4] == ["-m", "txl", "train"]:
 
 @long_test
 @pytest.mark.parametrize("to", ["group", "parent"])
-def test_a_study_whose_runner_was_killed_in_a_training_goes_on_with_it(to: str, real: Path, tmp_path: Path) -> None:
+def test_a_study_whose_runner_was_killed_in_a_training_goes_on_with_it(
+    to: str, real: Path, tmp_path: Path
+) -> None:
     """With its training, or without it: that goes on alone, and the next runner waits for its lock."""
     (tmp_path / "sitecustomize.py").write_text(TRAPPED)
     trap = {"at": ["step", 15], "send": signal.SIGKILL, "to": to, "once": str(tmp_path / "killed")}
@@ -545,10 +666,20 @@ signal.pause()
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 0), (signal.SIGUSR2, 0)],
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
+        (signal.SIGHUP, 129),
+        (signal.SIGUSR1, 0),
+        (signal.SIGUSR2, 0),
+    ],
 )
 def test_a_study_that_is_asked_to_stop_asks_its_programs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, status: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+    status: int,
 ) -> None:
     """A program that has saved and ends with 0 is not taken for a finished training, and no other begins."""
     monkeypatch.chdir(tmp_path)

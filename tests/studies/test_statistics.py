@@ -20,21 +20,32 @@ from txl.studies.tables import Table, as_latex, as_markdown, comparisons_table
 STUDY = Study("s", "S", (1, 2, 3), {"base": {}, "other": {}}, {}, "base")
 
 
-def row(name: str, nats: dict[int, float], columns: tuple[str, ...] = ("a",), source: str = "") -> Row:
+def row(
+    name: str, nats: dict[int, float], columns: tuple[str, ...] = ("a",), source: str = ""
+) -> Row:
     def figures(seed: int, x: float) -> RunFigures:
         values = dict.fromkeys(columns, x)
-        return RunFigures(seed, 1, 1, 1.0, None, values, dict(values), [(10, x + 1), (20, x)], source)
+        return RunFigures(
+            seed, 1, 1, 1.0, None, values, dict(values), [(10, x + 1), (20, x)], source
+        )
 
     return Row(name, name, source, [figures(seed, x) for seed, x in nats.items()])
 
 
-BLOCKS = {"a": [9.3, 9.4, 9.6, 10.0], "b": [9.4, 9.3, 9.8, 9.9], "c": [9.2, 9.4, 9.5, 9.7], "d": [9.7, 9.6, 10.0, 10.2]}
+BLOCKS = {
+    "a": [9.3, 9.4, 9.6, 10.0],
+    "b": [9.4, 9.3, 9.8, 9.9],
+    "c": [9.2, 9.4, 9.5, 9.7],
+    "d": [9.7, 9.6, 10.0, 10.2],
+}
 """Hardness by four tips (arms) on four metal coupons, randomised blocks of Montgomery, Design and Analysis of
 Experiments: the mean square of the error is 0.0089 with 9 degrees of freedom."""
 
 
 def cells(losses: Mapping[str, Sequence[float]]) -> dict[tuple[str, int], list[float]]:
-    return {(arm, seed): [loss] for arm, values in losses.items() for seed, loss in enumerate(values)}
+    return {
+        (arm, seed): [loss] for arm, values in losses.items() for seed, loss in enumerate(values)
+    }
 
 
 def as_noted(name: str, contrast: Contrast) -> Noted:
@@ -47,10 +58,14 @@ def test_two_arms_are_students_paired_test() -> None:
 
     dice = random.Random(3)
     ours, theirs = ([dice.gauss(5, 0.1) for _ in range(5)] for _ in range(2))
-    found = comparison("x", "a", 5, estimate(cells({"ours": ours, "theirs": theirs}), {"ours": 1, "theirs": -1}))
+    found = comparison(
+        "x", "a", 5, estimate(cells({"ours": ours, "theirs": theirs}), {"ours": 1, "theirs": -1})
+    )
     expected = ttest_rel(ours, theirs)
     interval = expected.confidence_interval(0.95)
-    assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, interval.low, interval.high))
+    assert (found.p, found.low, found.high) == pytest.approx(
+        (expected.pvalue, interval.low, interval.high)
+    )
     assert found.freedom == 4
 
 
@@ -83,7 +98,9 @@ def test_a_difference_within_trainings_is_not_paired_by_seed() -> None:
     losses = {"a": [1.0, 1.2, 0.9], "b": [0.4, 0.7, 0.3]}
     found = estimate(cells(losses), {"a": 1})
     assert found is not None
-    squares = sum((loss - statistics.fmean(values)) ** 2 for values in losses.values() for loss in values)
+    squares = sum(
+        (loss - statistics.fmean(values)) ** 2 for values in losses.values() for loss in values
+    )
     assert (found.difference, found.freedom) == (pytest.approx(statistics.fmean(losses["a"])), 4)
     assert found.error == pytest.approx(math.sqrt(squares / 4 / 3))
 
@@ -91,10 +108,15 @@ def test_a_difference_within_trainings_is_not_paired_by_seed() -> None:
 def test_arms_may_lack_seeds() -> None:
     """A seed of one arm alone says nothing of a difference; arms without a connection are not compared."""
     full = cells({"a": [1.0, 1.2], "b": [0.4, 0.7]})
-    one, more = (estimate({**full, **extra}, {"a": 1, "b": -1}) for extra in ({}, {("a", 7): [5.0]}))
+    one, more = (
+        estimate({**full, **extra}, {"a": 1, "b": -1}) for extra in ({}, {("a", 7): [5.0]})
+    )
     assert one is not None
     assert more is not None
-    assert (more.difference, more.error) == (pytest.approx(one.difference), pytest.approx(one.error))
+    assert (more.difference, more.error) == (
+        pytest.approx(one.difference),
+        pytest.approx(one.error),
+    )
     assert estimate({("a", 1): [1.0], ("b", 2): [2.0]}, {"a": 1, "b": -1}) is None
     assert estimate(full, {"a": 1, "c": -1}) is None
     alone = estimate({("a", 1): [1.0], ("b", 1): [2.0]}, {"a": 1, "b": -1})
@@ -165,17 +187,30 @@ def test_contrasts_are_compared_in_place_of_the_baseline() -> None:
             run.nats.update(zip("ab", nats[one.name][run.seed], strict=True))
     (found,) = compared(STUDY, rows, noted)
     differences = [4.0 + 7.0 - 5.0 - 6.9, 4.3 + 7.3 - 5.1 - 6.9]
-    assert (found.run, found.seeds, found.difference) == ("gain", 2, pytest.approx(sum(differences) / 2))
-    assert comparisons_table(STUDY, [found]).rows[0][:3] == ["gain", "2", f"{found.difference:+.4f}"]
-    for others in ([row("other", {1: 4.0}, ("a", "b"), source="text x")], []):  # nor one side, nor its column
-        assert {(c.seeds, c.difference, c.verdict) for c in compared(STUDY, [rows[0], *others], noted)} == {
-            (0, None, "no figures")
-        }
+    assert (found.run, found.seeds, found.difference) == (
+        "gain",
+        2,
+        pytest.approx(sum(differences) / 2),
+    )
+    assert comparisons_table(STUDY, [found]).rows[0][:3] == [
+        "gain",
+        "2",
+        f"{found.difference:+.4f}",
+    ]
+    # nor one side, nor its column
+    for others in ([row("other", {1: 4.0}, ("a", "b"), source="text x")], []):
+        assert {
+            (c.seeds, c.difference, c.verdict) for c in compared(STUDY, [rows[0], *others], noted)
+        } == {(0, None, "no figures")}
 
 
 @pytest.mark.parametrize(
     ("metric", "unit", "difference"),
-    [("perplexity", "nats per token", -1.0), ("word_perplexity", "nats per word", -2.0), ("bits_per_byte", "", -0.5)],
+    [
+        ("perplexity", "nats per token", -1.0),
+        ("word_perplexity", "nats per word", -2.0),
+        ("bits_per_byte", "", -0.5),
+    ],
 )
 def test_differences_are_those_of_the_metric(metric: str, unit: str, difference: float) -> None:
     """Nats per token of two vocabularies say nothing."""
@@ -204,7 +239,8 @@ def test_the_picture_shows_every_mean_and_hides_none() -> None:
     assert [round(x) for x in places] == [0, 0, 1, 1]
     assert len(left.lines) == 2
     of_subwords = [replace(run, validated=(640, "bpe", 16000)) for run in rows[1].runs]
-    assert len(draw(STUDY, [rows[0], replace(rows[1], runs=of_subwords)]).axes) == 1  # curves of other tokens
+    # curves of other tokens
+    assert len(draw(STUDY, [rows[0], replace(rows[1], runs=of_subwords)]).axes) == 1
 
 
 def test_signs_of_the_formats_are_escaped() -> None:

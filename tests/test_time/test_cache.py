@@ -21,7 +21,9 @@ def text(batch_size: int = 1) -> Tensor:
     return torch.randint(0, 7, (batch_size, 31), generator=torch.Generator().manual_seed(5))
 
 
-def nats(model: TransformerXL, config: CacheConfig, text_BL: Tensor, context: Context = CONTEXT) -> Tensor:
+def nats(
+    model: TransformerXL, config: CacheConfig, text_BL: Tensor, context: Context = CONTEXT
+) -> Tensor:
     """Nats of every token but the first, (B, L - 1)."""
     predictor = Mixture(Frozen(model), [ContinuousCache(model, config)])
     memory, parts = predictor.fresh_memory(len(text_BL)), []
@@ -34,7 +36,9 @@ def nats(model: TransformerXL, config: CacheConfig, text_BL: Tensor, context: Co
     return torch.cat(parts, dim=1)
 
 
-def distributions_by_hand(model: TransformerXL, config: CacheConfig, text_L: Tensor) -> list[dict[int, float]]:
+def distributions_by_hand(
+    model: TransformerXL, config: CacheConfig, text_L: Tensor
+) -> list[dict[int, float]]:
     """p(w) after each token but the last, for all words; Grave et al. 2017, sec. 3, one pair at a time."""
     hidden, logprobs, memory = [], [], None
     with torch.no_grad():
@@ -49,18 +53,31 @@ def distributions_by_hand(model: TransformerXL, config: CacheConfig, text_L: Ten
         for i in range(max(0, t - config.cache_size), t):
             mass[int(text_L[i + 1])] += math.exp(config.cache_theta * float(h @ hidden[i]))
         total, share = sum(mass.values()), config.cache_lambda if t else 0.0
-        out.append({w: (1 - share) * math.exp(logprob[w]) + (share * m / total if t else 0) for w, m in mass.items()})
+        out.append(
+            {
+                w: (1 - share) * math.exp(logprob[w]) + (share * m / total if t else 0)
+                for w, m in mass.items()
+            }
+        )
     return out
 
 
-@pytest.mark.parametrize(("shape", "size"), [("plain", 1), ("adaptive", 3), ("plain", 9), ("adaptive", 1000)])
+@pytest.mark.parametrize(
+    ("shape", "size"), [("plain", 1), ("adaptive", 3), ("plain", 9), ("adaptive", 1000)]
+)
 def test_nats_are_the_formula(shape: str, size: int) -> None:
     model, text_BL = build(shape), text()
-    config = CacheConfig(cache_size=size, cache_theta=CONFIG.cache_theta, cache_lambda=CONFIG.cache_lambda)
+    config = CacheConfig(
+        cache_size=size, cache_theta=CONFIG.cache_theta, cache_lambda=CONFIG.cache_lambda
+    )
     expected = distributions_by_hand(model, config, text_BL[0])
     assert all(sum(p.values()) == pytest.approx(1, rel=1e-12) for p in expected)
-    expected_L = torch.tensor([-math.log(p[int(w)]) for p, w in zip(expected, text_BL[0, 1:], strict=True)])
-    torch.testing.assert_close(nats(model, config, text_BL)[0], expected_L.double(), rtol=1e-6, atol=0)
+    expected_L = torch.tensor(
+        [-math.log(p[int(w)]) for p, w in zip(expected, text_BL[0, 1:], strict=True)]
+    )
+    torch.testing.assert_close(
+        nats(model, config, text_BL)[0], expected_L.double(), rtol=1e-6, atol=0
+    )
 
 
 def test_tokens_that_are_read_again_are_kept_once() -> None:

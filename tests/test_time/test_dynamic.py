@@ -12,7 +12,12 @@ from txl.config import UsageError
 from txl.evaluation.config import CacheConfig, DynamicConfig
 from txl.evaluation.reading import Segments
 from txl.evaluation.score import evaluate
-from txl.evaluation.test_time import ContinuousCache, DynamicEvaluation, Mixture, gradient_statistics
+from txl.evaluation.test_time import (
+    ContinuousCache,
+    DynamicEvaluation,
+    Mixture,
+    gradient_statistics,
+)
 
 CONTEXT = Context(tgt_len=5, mem_len=7)
 SGD = DynamicConfig(dynamic="sgd", dynamic_lr=0.05, dynamic_decay=0.1)
@@ -27,12 +32,16 @@ def cut(text_BL: Tensor) -> Segments:
 
 
 def text(batch_size: int, seed: int = 3) -> Tensor:
-    return torch.randint(0, N_TOKEN, (batch_size, 23), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, N_TOKEN, (batch_size, 23), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def nats_of(model: TransformerXL, config: DynamicConfig, text_BL: Tensor) -> list[Tensor]:
     """Nats of each segment, (B, T)."""
-    predictor = DynamicEvaluation(model, config, gradient_statistics(model, cut(text(1, seed=9)), CONTEXT))
+    predictor = DynamicEvaluation(
+        model, config, gradient_statistics(model, cut(text(1, seed=9)), CONTEXT)
+    )
     memory, nats = predictor.fresh_memory(len(text_BL)), []
     for input_BT, target_BT, _ in cut(text_BL):
         nll_BT, memory = predictor.nll(input_BT, target_BT, memory, CONTEXT)
@@ -41,7 +50,9 @@ def nats_of(model: TransformerXL, config: DynamicConfig, text_BL: Tensor) -> lis
     return nats
 
 
-def gradients_by_hand(model: TransformerXL, segment: tuple, memory: object) -> tuple[dict[str, Tensor], Tensor, object]:
+def gradients_by_hand(
+    model: TransformerXL, segment: tuple, memory: object
+) -> tuple[dict[str, Tensor], Tensor, object]:
     """The gradient of the mean loss, by backward() through the model itself."""
     model.zero_grad()
     nll_BT, memory = model.nll(segment[0], segment[1], memory, CONTEXT)
@@ -75,7 +86,9 @@ def test_gradient_statistics_are_the_mean_of_squares_over_segments(kind: str) ->
     statistics = gradient_statistics(model, segments, CONTEXT)
     assert statistics.keys() == squares[0].keys()
     for name, mean in statistics.items():
-        torch.testing.assert_close(mean, sum(s[name] for s in squares) / len(squares), rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(
+            mean, sum(s[name] for s in squares) / len(squares), rtol=1e-10, atol=1e-14
+        )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +131,11 @@ def test_a_cache_is_mixed_with_the_adapted_model_which_learns_as_without_it() ->
     model = build("pre_lnorm_adaptive", n_layer=2)
     cache = ContinuousCache(model, CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3))
     alone, together = DynamicEvaluation(model, SGD), Mixture(DynamicEvaluation(model, SGD), [cache])
-    memory, mixed_memory, state = alone.fresh_memory(2), together.fresh_memory(2), cache.fresh_state(2)
+    memory, mixed_memory, state = (
+        alone.fresh_memory(2),
+        together.fresh_memory(2),
+        cache.fresh_state(2),
+    )
     for input_BT, target_BT, _ in cut(text(2)):
         hidden_BTD, _ = memory.learner(input_BT, memory.memory, CONTEXT)
         plain_BT = memory.learner.softmax.nll(hidden_BTD, target_BT)
@@ -162,10 +179,13 @@ def test_what_does_not_count_is_not_learnt_from() -> None:
         for input_BT, target_BT, _ in cut(torch.cat([text_BL[:1], filled])):
             yield input_BT, target_BT, counts_B1.expand_as(target_BT)
 
-    predictor = DynamicEvaluation(model, RMS, gradient_statistics(model, segments(text_BL[1:]), CONTEXT))
+    predictor = DynamicEvaluation(
+        model, RMS, gradient_statistics(model, segments(text_BL[1:]), CONTEXT)
+    )
     one = evaluate(model, segments(text_BL[1:]), CONTEXT, predictor=predictor)
     other = evaluate(model, segments(torch.zeros_like(text_BL[1:])), CONTEXT, predictor=predictor)
-    alone = evaluate(model, cut(text_BL[:1]), CONTEXT, predictor=predictor)  # each text from the trained weights
+    # each text from the trained weights
+    alone = evaluate(model, cut(text_BL[:1]), CONTEXT, predictor=predictor)
     assert one.tokens == alone.tokens
     assert other.nats == pytest.approx(one.nats, rel=1e-12)
     assert alone.nats == pytest.approx(one.nats, rel=1e-12)
@@ -182,8 +202,12 @@ def test_layers_may_be_computed_a_second_time() -> None:
 
 def test_what_it_cannot_do_is_said() -> None:
     model = build("plain")
-    predictor = DynamicEvaluation(model, DynamicConfig(dynamic="sgd", dynamic_lr=1e200, dynamic_decay=0))
-    with pytest.raises(UsageError, match=r"^--dynamic_lr 1e\+200: the weights diverged.*use a smaller one$"):
+    predictor = DynamicEvaluation(
+        model, DynamicConfig(dynamic="sgd", dynamic_lr=1e200, dynamic_decay=0)
+    )
+    with pytest.raises(
+        UsageError, match=r"^--dynamic_lr 1e\+200: the weights diverged.*use a smaller one$"
+    ):
         evaluate(model, cut(text(1)), CONTEXT, predictor=predictor)
     with pytest.raises(ValueError, match="mean squares"):
         DynamicEvaluation(model, RMS)
@@ -193,7 +217,9 @@ def test_what_it_cannot_do_is_said() -> None:
 
 @pytest.mark.parametrize("name", ["infini", "neural", "recurrent_tokens"])
 @pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
-def test_memories_with_a_gradient_are_detached_between_segments(name: str, config: DynamicConfig, seeded: None) -> None:
+def test_memories_with_a_gradient_are_detached_between_segments(
+    name: str, config: DynamicConfig, seeded: None
+) -> None:
     """Each segment has a backward pass of its own, and the first is scored as without learning."""
     model, context = build(name), context_of(name, tgt_len=5)
     text_BL = text(1)
@@ -210,4 +236,6 @@ def test_memories_with_a_gradient_are_detached_between_segments(name: str, confi
             nll_BT, remembered = model.nll(input_BT, target_BT, remembered, context)
             plain.append(nll_BT)
     torch.testing.assert_close(nats[0], plain[0])
-    assert all(not torch.allclose(one, other) for one, other in zip(nats[1:], plain[1:], strict=True))
+    assert all(
+        not torch.allclose(one, other) for one, other in zip(nats[1:], plain[1:], strict=True)
+    )

@@ -44,7 +44,9 @@ def opened_store(folder: Path, source: dict[str, object]) -> Store:
 
 
 def made(folder: Path, model: TransformerXL, batch_size: int = 1) -> Store:
-    build_store(folder, model, stream(TRAIN, batch_size), CONTEXT, n_pair=len(TRAIN) - 1, source=SOURCE)
+    build_store(
+        folder, model, stream(TRAIN, batch_size), CONTEXT, n_pair=len(TRAIN) - 1, source=SOURCE
+    )
     return opened_store(folder, SOURCE)
 
 
@@ -66,7 +68,10 @@ def folder(tmp_path: Path, kept: Store) -> Path:
 
 
 def mixture(model: TransformerXL, opened: Store, **settings: Any) -> Mixture:
-    return Mixture(Frozen(model), [NearestNeighbours(opened, KnnConfig(**settings), device=torch.device("cpu"))])
+    return Mixture(
+        Frozen(model),
+        [NearestNeighbours(opened, KnnConfig(**settings), device=torch.device("cpu"))],
+    )
 
 
 def hidden_of(model: TransformerXL, ids: np.ndarray) -> Tensor:
@@ -102,7 +107,10 @@ def test_nats_are_the_formula(kept: Store, model: TransformerXL, k: int) -> None
     keys = torch.from_numpy(kept.keys_ND).double()
     expected = 0.0
     for h, w in zip(hidden_of(model, TEXT), TEXT[1:], strict=True):
-        pairs = sorted((float(((h - key) ** 2).sum()), int(v)) for key, v in zip(keys, kept.values_N, strict=True))
+        pairs = sorted(
+            (float(((h - key) ** 2).sum()), int(v))
+            for key, v in zip(keys, kept.values_N, strict=True)
+        )
         mass = dict.fromkeys(range(N_TOKEN), 0.0)
         for distance, v in pairs[:k]:
             mass[v] += math.exp(-distance / 20)
@@ -110,7 +118,9 @@ def test_nats_are_the_formula(kept: Store, model: TransformerXL, k: int) -> None
         p = {v: 0.6 * math.exp(logprob[v]) + 0.4 * m / sum(mass.values()) for v, m in mass.items()}
         assert sum(p.values()) == pytest.approx(1, rel=1e-12)
         expected -= math.log(p[int(w)])
-    assert evaluate(model, stream(TEXT), CONTEXT, predictor=predictor).nats == pytest.approx(expected, rel=1e-9)
+    assert evaluate(model, stream(TEXT), CONTEXT, predictor=predictor).nats == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(("block", "k"), [(1, 10), (7, 1), (7, 50), (10, 10), (64, 10)])
@@ -122,7 +132,9 @@ def test_the_search_by_blocks_finds_what_a_search_by_hand_finds(
     distance_LK, place_LK = knn.nearest(query_LD, keys_ND, k)
     assert distance_LK.shape == place_LK.shape == (6, k)
     for query_D, distance_K, place_K in zip(query_LD, distance_LK, place_LK, strict=True):
-        pairs = sorted((float(((query_D - key) ** 2).sum()), i) for i, key in enumerate(keys_ND.double()))[:k]
+        pairs = sorted(
+            (float(((query_D - key) ** 2).sum()), i) for i, key in enumerate(keys_ND.double())
+        )[:k]
         assert sorted(place_K.tolist()) == sorted(i for _, i in pairs)
         assert sorted(distance_K.tolist()) == pytest.approx([d for d, _ in pairs], rel=1e-9)
 
@@ -134,7 +146,10 @@ def test_a_store_of_something_else_is_refused(tmp_path: Path, folder: Path) -> N
             opened_store(folder, {**SOURCE, name: "other"})
     (folder / "store.json").write_text("{")
     for no_store in (tmp_path, folder):
-        with pytest.raises(UsageError, match=f"^--knn_store {no_store}: no store of hidden states; name a new folder"):
+        with pytest.raises(
+            UsageError,
+            match=f"^--knn_store {no_store}: no store of hidden states; name a new folder",
+        ):
             opened_store(no_store, SOURCE)
 
 
@@ -142,7 +157,11 @@ DAMAGES = {
     "fewer keys": ("keys.npy", lambda keys_ND: keys_ND[:-1], "its keys are float16 (58, 16)"),
     "no keys": ("keys.npy", lambda keys_ND: keys_ND[:0], "its keys are float16 (0, 16)"),
     "narrow keys": ("keys.npy", lambda keys_ND: keys_ND[:, :8], "its keys are float16 (59, 8)"),
-    "other keys": ("keys.npy", lambda keys_ND: keys_ND.astype(np.complex64), "its keys are complex64"),
+    "other keys": (
+        "keys.npy",
+        lambda keys_ND: keys_ND.astype(np.complex64),
+        "its keys are complex64",
+    ),
     "nan": (
         "keys.npy",
         lambda keys_ND: np.where(np.arange(59)[:, None] == 58, np.nan, keys_ND).astype("<f2"),
@@ -178,8 +197,13 @@ def test_a_store_whose_headers_claim_anything_is_refused(folder: Path, shape: st
     if shape is None:
         os.mkfifo(folder / "keys.npy")
     else:
-        header = f"{{'descr': '<f2', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
-        (folder / "keys.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+        header = (
+            f"{{'descr': '<f2', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117)
+            + b"\n"
+        )
+        (folder / "keys.npy").write_bytes(
+            b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+        )
     with pytest.raises(UsageError, match="truncated or damaged; remove it to have it rebuilt"):
         opened_store(folder, SOURCE)
 
@@ -201,7 +225,9 @@ def test_a_store_that_cannot_be_made_leaves_nothing(
     usage = neighbour_store.shutil.disk_usage(tmp_path)
     with monkeypatch.context() as full:
         full.setattr(neighbour_store.shutil, "disk_usage", lambda path: usage._replace(free=100))
-        with pytest.raises(UsageError, match=r"the store takes .* GiB .* keep fewer tokens with --knn_tokens"):
+        with pytest.raises(
+            UsageError, match=r"the store takes .* GiB .* keep fewer tokens with --knn_tokens"
+        ):
             make(tmp_path / "store", 0)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
@@ -210,9 +236,13 @@ def test_a_store_that_cannot_be_made_leaves_nothing(
     assert error.value.errno in (errno.ENOTDIR, errno.EEXIST)
 
 
-def test_without_faiss_its_flag_is_refused(kept: Store, model: TransformerXL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_faiss_its_flag_is_refused(
+    kept: Store, model: TransformerXL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UsageError, match=r"^--knn_faiss: faiss is not installed; run: pip install faiss-cpu$"):
+    with pytest.raises(
+        UsageError, match=r"^--knn_faiss: faiss is not installed; run: pip install faiss-cpu$"
+    ):
         mixture(model, kept, knn_faiss=True)
 
 

@@ -12,7 +12,13 @@ from txl.commands import scoring
 from txl.data_utils.segments import scoring_stream
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig
 from txl.evaluation.score import evaluate
-from txl.evaluation.test_time import Additions, DynamicEvaluation, TrainingText, gradient_statistics, prepared
+from txl.evaluation.test_time import (
+    Additions,
+    DynamicEvaluation,
+    TrainingText,
+    gradient_statistics,
+    prepared,
+)
 from txl.runtime.distributed import Ranks
 
 CONTEXT = Context(tgt_len=4, mem_len=6)
@@ -34,13 +40,21 @@ def test_with_a_cache_nats_do_not_depend_on_the_batch_size(model: TransformerXL)
     for n in (1, 3):
         predictor = prepared(additions, model, None, CONTEXT, batch_size=n, ranks=LONE)
         config = EvalConfig(batch_size=n)
-        rows.append(scoring.score(model, split, CONTEXT, config, LONE, additions=additions, predictor=predictor))
+        rows.append(
+            scoring.score(
+                model, split, CONTEXT, config, LONE, additions=additions, predictor=predictor
+            )
+        )
     assert [row.added for row in rows] == ["cache", "cache"]
     assert rows[1].score.nats == pytest.approx(rows[0].score.nats, rel=1e-9)
-    assert rows[0].score.nats != pytest.approx(scoring.score(model, split, CONTEXT, config, LONE).score.nats, rel=1e-3)
+    assert rows[0].score.nats != pytest.approx(
+        scoring.score(model, split, CONTEXT, config, LONE).score.nats, rel=1e-3
+    )
 
 
-def test_a_store_has_as_many_tokens_as_asked_for_and_serves_again(model: TransformerXL, tmp_path: Path) -> None:
+def test_a_store_has_as_many_tokens_as_asked_for_and_serves_again(
+    model: TransformerXL, tmp_path: Path
+) -> None:
     additions = Additions(knn=KnnConfig(knn_store=str(tmp_path / "store"), knn_tokens=20, knn_k=3))
     stream, nats = scoring_stream(IDS, batch_size=1, tgt_len=4), []
     for _ in range(2):
@@ -53,7 +67,9 @@ def test_a_store_has_as_many_tokens_as_asked_for_and_serves_again(model: Transfo
 def test_gradients_are_averaged_over_as_many_segments_as_asked_for(model: TransformerXL) -> None:
     config = DynamicConfig(dynamic="rms", dynamic_segments=3)
     ours = prepared(Additions(dynamic=config), model, TEXT, CONTEXT, batch_size=2, ranks=LONE)
-    square = gradient_statistics(model, scoring_stream(TRAIN[: 3 * 2 * 4 + 1], batch_size=2, tgt_len=4), CONTEXT)
+    square = gradient_statistics(
+        model, scoring_stream(TRAIN[: 3 * 2 * 4 + 1], batch_size=2, tgt_len=4), CONTEXT
+    )
     stream = scoring_stream(IDS, batch_size=2, tgt_len=4)
     found, expected = (
         evaluate(model, stream, CONTEXT, predictor=predictor).nats

@@ -27,10 +27,17 @@ from txl.training.step import TrainState
 
 SMALL = {"n_token": 2000, "n_layer": 4, "n_head": 4, "d_head": 32, "d_model": 128, "d_inner": 512}
 WIDE = {"d_model": 512, "d_inner": 2048, "n_head": 8, "d_head": 64}
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int, int]] = {  # shape, training, streams, tgt, mem
+# shape, training, streams, tgt, mem
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int, int]] = {
     "small": ({}, {}, 8, 128, 128),
     "wide": (WIDE, {}, 2, 16, 16),
-    "clusters": ({"n_token": 90000, "cutoffs": (2000, 20000), "div_val": 2, "d_model": 256}, {}, 4, 64, 64),
+    "clusters": (
+        {"n_token": 90000, "cutoffs": (2000, 20000), "div_val": 2, "d_model": 256},
+        {},
+        4,
+        64,
+        64,
+    ),
     "dense": ({}, {"dropout": 0.1, "dropatt": 0.1}, 16, 128, 128),
     "blockwise": ({}, {"attn_impl": "blockwise"}, 8, 256, 256),
     "recompute": ({"n_layer": 8}, {"recompute": True}, 16, 128, 128),
@@ -61,20 +68,31 @@ def resident(name: str) -> int:
     return int(found[1]) * 1024
 
 
-def planned(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int) -> int:
+def planned(
+    shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int
+) -> int:
     """The plan, without weights."""
     with FakeTensorMode():
         model = TransformerXL(
-            ModelConfig(**shape), dropout=training.get("dropout", 0), dropatt=training.get("dropatt", 0)
+            ModelConfig(**shape),
+            dropout=training.get("dropout", 0),
+            dropatt=training.get("dropatt", 0),
         )
         use_attention(model, training.get("attn_impl", "auto"))
-        config, context = TrainConfig(**training, batch_size=n_stream), Context(tgt_len=tgt_len, mem_len=mem_len)
+        config, context = (
+            TrainConfig(**training, batch_size=n_stream),
+            Context(tgt_len=tgt_len, mem_len=mem_len),
+        )
         return sum(memory_plan(model, config, context, CPU, torch.float32, shard=False).values())
 
 
-def steps(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int) -> int:
+def steps(
+    shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int
+) -> int:
     """Train until the memory is full; the estimate, without the program itself."""
-    model = TransformerXL(ModelConfig(**shape), dropout=training.get("dropout", 0), dropatt=training.get("dropatt", 0))
+    model = TransformerXL(
+        ModelConfig(**shape), dropout=training.get("dropout", 0), dropatt=training.get("dropatt", 0)
+    )
     config = TrainConfig(**training, batch_size=n_stream, dtype="float32")
     context = Context(tgt_len=tgt_len, mem_len=mem_len)
     init_weights(model, config)
@@ -83,7 +101,8 @@ def steps(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_le
     state = TrainState(model, config, context, CPU)
     model.train()
     for _ in range(2 + mem_len // tgt_len):
-        ids = (model.config.n_token ** torch.rand(n_stream, tgt_len + 1)).long() - 1  # frequent words come first
+        # frequent words come first
+        ids = (model.config.n_token ** torch.rand(n_stream, tgt_len + 1)).long() - 1
         state.step(ids[:, :-1], ids[:, 1:])
     return sum(needed.values()) - needed["program"]
 
@@ -91,7 +110,14 @@ def steps(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_le
 def measure(name: str) -> None:
     shape, training, *sizes = (CASES | DRAWN)[name]
     tiny = {"n_token": 50, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 4, "d_inner": 4}
-    steps(tiny | {k: v for k, v in shape.items() if k in ("position", "activation")}, training, 2, 4, 4)  # libraries
+    # libraries
+    steps(
+        tiny | {k: v for k, v in shape.items() if k in ("position", "activation")},
+        training,
+        2,
+        4,
+        4,
+    )
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     needed = steps(SMALL | shape, training, *sizes)

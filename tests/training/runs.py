@@ -11,7 +11,14 @@ from torch import Tensor
 
 from tests.forks import LIMIT_S
 from txl import Context, ModelConfig, TransformerXL
-from txl.checkpoint import Background, CheckpointWriter, last_checkpoint, load_model, load_snapshot, load_weights
+from txl.checkpoint import (
+    Background,
+    CheckpointWriter,
+    last_checkpoint,
+    load_model,
+    load_snapshot,
+    load_weights,
+)
 from txl.data_utils.segments import SegmentStream
 from txl.evaluation.score import Score
 from txl.runtime.distributed import Ranks, whole
@@ -27,7 +34,8 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 SHAPE = {"n_token": N_TOKEN, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 12}
 ADAPTIVE = {"cutoffs": (10, 30), "div_val": 2, "tie_projs": (False, True, True)}
 CONTEXT = Context(tgt_len=6, mem_len=9)
-IDS = np.random.default_rng(3).integers(0, N_TOKEN, 4 * 25)  # 4 streams of 25: 4 segments of 6 an epoch
+# 4 streams of 25: 4 segments of 6 an epoch
+IDS = np.random.default_rng(3).integers(0, N_TOKEN, 4 * 25)
 
 
 @dataclass
@@ -48,7 +56,9 @@ class Run:
     def begin(self) -> "Run":
         """With weights drawn from the seed."""
         torch.manual_seed(self.config.seed)
-        model = TransformerXL(ModelConfig(**self.shape), dropout=self.config.dropout, dropatt=self.config.dropatt)
+        model = TransformerXL(
+            ModelConfig(**self.shape), dropout=self.config.dropout, dropatt=self.config.dropatt
+        )
         init_weights(model, self.config)
         model.to(self.dtype)
         if self.config.shard:
@@ -95,8 +105,14 @@ class Run:
         )
         background = Background() if self.config.async_save else None
         ranks = self.ranks.with_own_group(LIMIT_S) if background else self.ranks
-        writer = {"columns": self.columns, "keep_last": self.config.keep_last, "background": background}
-        checkpoints = CheckpointWriter(self.folder, self.context, ranks, **writer) if self.folder else None
+        writer = {
+            "columns": self.columns,
+            "keep_last": self.config.keep_last,
+            "background": background,
+        }
+        checkpoints = (
+            CheckpointWriter(self.folder, self.context, ranks, **writer) if self.folder else None
+        )
         return train(self.state, stream, self, checkpoints, Metrics(None))
 
     def trained(self) -> "Run":
@@ -114,7 +130,14 @@ class Run:
 
 def config(**settings: Any) -> TrainConfig:
     """Six updates of four streams, quiet."""
-    given = {"batch_size": 4, "max_step": 6, "max_step_scheduler": 6, "lr": 0.01, "log_interval": 1000, "clip": 1.0}
+    given = {
+        "batch_size": 4,
+        "max_step": 6,
+        "max_step_scheduler": 6,
+        "lr": 0.01,
+        "log_interval": 1000,
+        "clip": 1.0,
+    }
     return TrainConfig(**given | {"eval_interval": 1000, "seed": 7} | settings)
 
 

@@ -33,10 +33,14 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
 
 
-def test_each_flipped_bit_of_each_file_is_noticed_and_the_checkpoint_before_is_whole(run: Path) -> None:
+def test_each_flipped_bit_of_each_file_is_noticed_and_the_checkpoint_before_is_whole(
+    run: Path,
+) -> None:
     last = run / "step_00000006"
     files = sorted(last.iterdir())
-    assert {DIGESTS, "config.json", "progress.json", "model.safetensors"} < {path.name for path in files}
+    assert {DIGESTS, "config.json", "progress.json", "model.safetensors"} < {
+        path.name for path in files
+    }
     dice = random.Random(24)
     for path in files:
         good = path.read_bytes()
@@ -77,7 +81,9 @@ def test_the_checkpoint_that_is_meant_is_the_one_that_is_named(run: Path) -> Non
                 asked(run)
 
 
-def test_a_kill_between_records_leaves_a_checkpoint_whole(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_between_records_leaves_a_checkpoint_whole(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed before each of the files that an evaluation writes."""
     again = Run(config(eval_interval=3, keep_last=2), folder=run).resume()
     writer = CheckpointWriter(run, again.state.context, again.ranks, again.columns, keep_last=2)
@@ -99,14 +105,22 @@ def test_a_kill_between_records_leaves_a_checkpoint_whole(run: Path, monkeypatch
 
         monkeypatch.setattr(files, "_fsync", die)
         try:
-            writer.save(again.state.model, again.state.snapshot(), step=6, best=i % 2 == 0, valid_nats=0.1 * i)
+            writer.save(
+                again.state.model,
+                again.state.snapshot(),
+                step=6,
+                best=i % 2 == 0,
+                valid_nats=0.1 * i,
+            )
         except Killed:
             n_kill += 1
         monkeypatch.setattr(files, "_fsync", fsync)
         checkpoint, errors = newest_whole(run)
         assert (checkpoint.folder.name, errors) == ("step_00000006", [])
     assert 4 <= n_kill < 9
-    assert len((run / "step_00000006" / DIGESTS).read_text().splitlines()) == len(list(checkpoint.folder.iterdir()))
+    assert len((run / "step_00000006" / DIGESTS).read_text().splitlines()) == len(
+        list(checkpoint.folder.iterdir())
+    )
 
 
 def test_a_search_that_is_gone_is_forgotten(run: Path) -> None:
@@ -118,7 +132,9 @@ def test_a_search_that_is_gone_is_forgotten(run: Path) -> None:
 
 
 @pytest.mark.parametrize("digests", [True, False])
-def test_older_checkpoints_get_digests_when_they_are_written_again(run: Path, digests: bool) -> None:
+def test_older_checkpoints_get_digests_when_they_are_written_again(
+    run: Path, digests: bool
+) -> None:
     for folder in run.glob("step_*"):
         as_of_0_2(folder, digests=digests)
     checkpoint, errors = newest_whole(run)
@@ -140,12 +156,18 @@ POINTERS: dict[str, Callable[[Path], object]] = {
     "to nothing": lambda pointer: pointer.write_text("step_00000002\n"),
     "no text": lambda pointer: pointer.write_bytes(b"\xff\x00"),
     "missing": Path.unlink,
-    "a folder": lambda pointer: (pointer.unlink(), pointer.mkdir(), (pointer / "mine").write_text("kept")),
+    "a folder": lambda pointer: (
+        pointer.unlink(),
+        pointer.mkdir(),
+        (pointer / "mine").write_text("kept"),
+    ),
 }
 
 
 @pytest.mark.parametrize("damage", POINTERS)
-def test_the_best_checkpoint_is_found_whatever_became_of_its_name(tmp_path: Path, damage: str) -> None:
+def test_the_best_checkpoint_is_found_whatever_became_of_its_name(
+    tmp_path: Path, damage: str
+) -> None:
     run = Run(config(eval_interval=3, keep_last=2), folder=tmp_path).begin()
     run.state.progress.n_eval = 3  # the losses of the evaluations are 1.9, 2.4, 2.3
     run.train()

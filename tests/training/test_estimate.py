@@ -40,7 +40,9 @@ def can_measure() -> bool:
 
 
 @long_test
-@pytest.mark.skipif(not can_measure(), reason="the peak of a part of a program cannot be measured here")
+@pytest.mark.skipif(
+    not can_measure(), reason="the peak of a part of a program cannot be measured here"
+)
 def test_estimate_and_plan_of_memory_are_near_what_is_measured() -> None:
     """What is off is measured again: a kernel that is short of memory takes pages of libraries away, which counts as
     memory that the training did not need."""
@@ -49,10 +51,19 @@ def test_estimate_and_plan_of_memory_are_near_what_is_measured() -> None:
     names, off = [*memory_peaks.CASES, *memory_peaks.MEASURED_AGAIN], {}
     for _ in range(3):
         command = [*program, *names]
-        out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        rows = {name: (int(peak), *map(int, guesses)) for name, peak, *guesses in map(str.split, out.splitlines())}
+        out = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        rows = {
+            name: (int(peak), *map(int, guesses))
+            for name, peak, *guesses in map(str.split, out.splitlines())
+        }
         assert [*rows] == names
-        off = {name: row for name, row in rows.items() if not all(is_near(guess, row[0]) for guess in row[1:])}
+        off = {
+            name: row
+            for name, row in rows.items()
+            if not all(is_near(guess, row[0]) for guess in row[1:])
+        }
         if not off:
             return
         names = [*off]
@@ -82,7 +93,9 @@ def test_an_estimate_leaves_random_numbers_and_the_model_as_they_were() -> None:
     model = TransformerXL(SHAPE, dropout=0.5).eval()
     before = torch.get_rng_state()
     config = TrainConfig(batch_size=4, batch_chunk=2)
-    needed = estimate.training_bytes(model, config, Context(tgt_len=4, mem_len=4), CPU, torch.float32)
+    needed = estimate.training_bytes(
+        model, config, Context(tgt_len=4, mem_len=4), CPU, torch.float32
+    )
     assert set(needed) == {"weights", "optimizer", "memory", "program", "activations and gradients"}
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.training
@@ -118,22 +131,32 @@ def test_what_each_part_of_a_segment_leaves_for_the_backward_pass_is_counted(nam
         for _ in range(3):
             h_BTD = torch.zeros(2, 2, model.config.d_model, requires_grad=True)
             span = Span.of(context, n_mem=rule.n_kept(state), n_new=2)
-            _, state = layer(h_BTD, state, Reading(context, span, layer.attn.pos, like=h_BTD).prepared())
+            _, state = layer(
+                h_BTD, state, Reading(context, span, layer.attn.pos, like=h_BTD).prepared()
+            )
     exact = sum(x.untyped_storage().nbytes() for at, x in kept.items() if at not in theirs)
     config = TrainConfig(memory_parts=3)
-    assert estimate._count_kept(layer, model, config, context, 2, torch.float32) == pytest.approx(exact, rel=0.06)
+    assert estimate._count_kept(layer, model, config, context, 2, torch.float32) == pytest.approx(
+        exact, rel=0.06
+    )
 
 
 @pytest.mark.parametrize("position", ["rel_sinusoid", "t5", "learned_absolute"])
-def test_weights_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch, position: str) -> None:
+def test_weights_that_do_not_fit_are_not_made(
+    monkeypatch: pytest.MonkeyPatch, position: str
+) -> None:
     monkeypatch.setattr(estimate, "available_bytes", lambda device: 2**34)
     shape = ModelConfig(n_token=50, n_layer=9, n_position=8, position=position, d_model=10**6)
-    with pytest.raises(UsageError, match=r"out of memory before the first step: .* 1\d\.\d GiB are free; lower"):
+    with pytest.raises(
+        UsageError, match=r"out of memory before the first step: .* 1\d\.\d GiB are free; lower"
+    ):
         estimate.require_room_for_weights(shape, TrainConfig(), CPU)
     estimate.require_room_for_weights(SHAPE, TrainConfig(), CPU)
 
 
-def test_what_surely_does_not_fit_is_refused_and_what_may_fit_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_surely_does_not_fit_is_refused_and_what_may_fit_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(estimate, "resident_bytes", lambda: 0)
     monkeypatch.setattr(estimate, "available_bytes", lambda device: 100)
     estimate.require_memory({"weights": 10, "activations and gradients": 130}, CPU)
@@ -159,7 +182,9 @@ def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert (resources.available_bytes(CPU.device) or 2**40) > 10**6
 
 
-def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needed = {"weights": 1000, "optimizer": 2000, "memory": 200}
     config = TrainConfig(eval_interval=10)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=7000))
@@ -175,14 +200,26 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path, mon
 def test_a_large_tensor_leaves_its_pages(tmp_path: Path) -> None:
     for keeps in (False, True):
         log = tmp_path / f"{keeps}"
-        assert start("tests.training.memory_peaks:print_growth", log, keeps=keeps).wait() == 0, log.read_text()
+        assert start("tests.training.memory_peaks:print_growth", log, keeps=keeps).wait() == 0, (
+            log.read_text()
+        )
         assert (int(log.read_text()) > 90 * 2**20) == keeps
 
 
 @pytest.mark.parametrize("position", ["none", "t5", "learned_per_layer"])
-def test_operations_are_six_for_each_weight_of_a_product_and_none_for_a_row_that_is_looked_up(position: str) -> None:
+def test_operations_are_six_for_each_weight_of_a_product_and_none_for_a_row_that_is_looked_up(
+    position: str,
+) -> None:
     D, N, H, F, V, L, S = 12, 2, 3, 20, 9, 2, 4 + 5
-    sizes = {"n_token": V, "n_layer": L, "d_model": D, "n_head": N, "d_head": H, "d_inner": F, "n_position": 40}
+    sizes = {
+        "n_token": V,
+        "n_layer": L,
+        "d_model": D,
+        "n_head": N,
+        "d_head": H,
+        "d_inner": F,
+        "n_position": 40,
+    }
     model = TransformerXL(ModelConfig(position=position, **sizes))
     products = L * (4 * D * N * H + 2 * D * F) + V * D + 3 * L * N * H * S
     assert estimate.flops_per_token(model, Context(tgt_len=4, mem_len=5)) == 6 * products

@@ -78,12 +78,16 @@ def muon(x: Array, g: Array, t: int, s: dict[str, Any]) -> Array:
 
 
 @pytest.mark.parametrize("rule", [adam, adamw, sgd, adagrad, lamb, muon])
-def test_an_optimizer_is_its_paper(rule: Callable[..., Array], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_is_its_paper(
+    rule: Callable[..., Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", False)
     flags = {"beta1": BETA1, "beta2": BETA2, "epsilon": EPS, "mom": MOMENTUM, "weight_decay": DECAY}
     named = {name: nn.Parameter(torch.tensor(x)) for name, x in BEGIN.items()}
     matrices = [named[MATRIX], named[TALL]]
-    optimizers = Optimizers(named.items(), TrainConfig(optim=rule.__name__, lr=1.0, **flags), matrices)
+    optimizers = Optimizers(
+        named.items(), TrainConfig(optim=rule.__name__, lr=1.0, **flags), matrices
+    )
     expected, states = dict(BEGIN), {name: {} for name in BEGIN}
     for t in range(1, 6):
         for name, parameter in named.items():
@@ -92,7 +96,9 @@ def test_an_optimizer_is_its_paper(rule: Callable[..., Array], monkeypatch: pyte
         optimizers.set_learning_rate(LR)
         optimizers.step()
         for name, parameter in named.items():
-            np.testing.assert_allclose(parameter.detach().numpy(), expected[name], rtol=0, atol=1e-12)
+            np.testing.assert_allclose(
+                parameter.detach().numpy(), expected[name], rtol=0, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("optim", ["adam", "adamw", "sgd", "adagrad", "lamb", "muon"])
@@ -106,13 +112,21 @@ def test_what_an_optimizer_keeps_is_known_before(optim: str) -> None:
         optimizers.step()
         kept = [name.partition(":")[0] for name in optimizers.state() if not name.endswith(":step")]
         counted = tensors_kept(named.values(), settings, matrices)
-        assert {name: kept.count(name) for name in named} == {name: counted[p] for name, p in named.items()}
+        assert {name: kept.count(name) for name in named} == {
+            name: counted[p] for name, p in named.items()
+        }
 
 
 def test_muon_is_pytorchs_where_bfloat16_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", True)
-    ours, theirs = ([nn.Parameter(torch.tensor(BEGIN[name]).float()) for name in (MATRIX, TALL)] for _ in range(2))
-    steps = Muon(ours, LR, weight_decay=DECAY), torch.optim.Muon(theirs, LR, DECAY, adjust_lr_fn="match_rms_adamw")
+    ours, theirs = (
+        [nn.Parameter(torch.tensor(BEGIN[name]).float()) for name in (MATRIX, TALL)]
+        for _ in range(2)
+    )
+    steps = (
+        Muon(ours, LR, weight_decay=DECAY),
+        torch.optim.Muon(theirs, LR, DECAY, adjust_lr_fn="match_rms_adamw"),
+    )
     for t in range(1, 4):
         for parameters, optimizer in zip((ours, theirs), steps, strict=True):
             for parameter, name in zip(parameters, (MATRIX, TALL), strict=True):
@@ -134,7 +148,15 @@ def test_muon_turns_what_mixes_features_of_hidden_states(
     position: dict[str, Any], with_positions: bool, of_positions: list[str]
 ) -> None:
     """Not what encodings multiply with features of positions, unless asked; nor vectors, tables, gates, memories."""
-    shape = {"n_token": 20, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 16, "memory": "neural"}
+    shape = {
+        "n_token": 20,
+        "n_layer": 2,
+        "n_head": 2,
+        "d_head": 4,
+        "d_model": 8,
+        "d_inner": 16,
+        "memory": "neural",
+    }
     model = TransformerXL(ModelConfig(**shape, **position, pre_lnorm=True, gate="gru"))
     config = TrainConfig(optim="muon", muon_positions=with_positions)
     turned, _ = Optimizers(model.named_parameters(), config, matrices_of_muon(model, config))._all
@@ -175,8 +197,11 @@ def test_a_schedule_is_its_formula_after_a_linear_warmup_and_beyond_its_end(name
     flags, after = SCHEDULES[name]
     config = TrainConfig(lr=0.1, max_step=10, warmup_step=4, **flags)
     rates = [learning_rate(n - 1, config) for n in range(1, 16)]
-    assert rates == pytest.approx([0.1 * n / 4 if n <= 4 else after(n) for n in range(1, 16)], abs=1e-12)
-    assert learning_rate(0, TrainConfig(lr=0.1, max_step=10, **flags)) == pytest.approx(0.1)  # without a warmup
+    assert rates == pytest.approx(
+        [0.1 * n / 4 if n <= 4 else after(n) for n in range(1, 16)], abs=1e-12
+    )
+    # without a warmup
+    assert learning_rate(0, TrainConfig(lr=0.1, max_step=10, **flags)) == pytest.approx(0.1)
 
 
 LOSSES = [3.0, 2.0, 2.1, 2.0 - 1e-4, 1.9997, 1.9, 2.3, 2.3, 2.3, 2.3, 1.0, 1.0, 1.0, 1.0]
@@ -188,7 +213,9 @@ def test_dev_perf_is_reduce_on_plateau_also_after_a_restart(patience: int) -> No
     flags = {"patience": patience, "decay_rate": 0.3, "lr_min": 0.002}
     plateau = Plateau(TrainConfig(scheduler="dev_perf", **flags))
     theirs = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs, factor=0.3, patience=patience, min_lr=0.002)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        theirs, factor=0.3, patience=patience, min_lr=0.002
+    )
     for nats in LOSSES:
         plateau.see(nats)
         schedule.step(nats)

@@ -23,7 +23,14 @@ from txl.training.run import require_shares
 from txl.training.sharding import shard
 
 WORLD = 8
-SIZES: dict[str, Any] = {"n_token": 640, "n_layer": 3, "n_head": 2, "d_head": 16, "d_model": 32, "d_inner": 64}
+SIZES: dict[str, Any] = {
+    "n_token": 640,
+    "n_layer": 3,
+    "n_head": 2,
+    "d_head": 16,
+    "d_model": 32,
+    "d_inner": 64,
+}
 SHAPE = ModelConfig(**SIZES, cutoffs=(64, 320), div_val=2, tie_projs=(True,) * 3)
 CONTEXT = Context(tgt_len=8, mem_len=8)
 CPU = Ranks(0, 1, torch.device("cpu"))
@@ -87,7 +94,9 @@ def test_fake_weights_take_the_memory_of_real_ones(position: str) -> None:
     shape, config = ModelConfig(n_token=50, position=position, **sizes), TrainConfig(batch_size=4)
 
     def needed() -> dict[str, int]:
-        return training_bytes(TransformerXL(shape, dropout=0.1), config, CONTEXT, CPU, torch.float32)
+        return training_bytes(
+            TransformerXL(shape, dropout=0.1), config, CONTEXT, CPU, torch.float32
+        )
 
     real = needed()
     with FakeTensorMode():
@@ -96,8 +105,15 @@ def test_fake_weights_take_the_memory_of_real_ones(position: str) -> None:
 
 
 def test_shards_take_their_part_of_the_memory() -> None:
-    model, config, ranks = TransformerXL(SHAPE), TrainConfig(batch_size=WORLD), Ranks(0, WORLD, torch.device("cpu"))
-    whole, part = (memory_plan(model, config, CONTEXT, ranks, torch.float32, shard=shard) for shard in (False, True))
+    model, config, ranks = (
+        TransformerXL(SHAPE),
+        TrainConfig(batch_size=WORLD),
+        Ranks(0, WORLD, torch.device("cpu")),
+    )
+    whole, part = (
+        memory_plan(model, config, CONTEXT, ranks, torch.float32, shard=shard)
+        for shard in (False, True)
+    )
     for name in ("weights", "optimizer", "gradients"):
         assert part[name] == whole[name] // WORLD
     assert part["activations"] == whole["activations"]
@@ -112,10 +128,16 @@ def test_a_checkpoint_holds_the_memory_of_all_streams() -> None:
         assert checkpoint_bytes(model, config, CONTEXT) == 4 * weight_bytes(model) + memory
 
 
-def test_processes_that_the_batch_does_not_divide_into_are_refused_with_those_that_it_does() -> None:
+def test_processes_that_the_batch_does_not_divide_into_are_refused_with_those_that_it_does() -> (
+    None
+):
     for world in (1, 2, 6, 12):
         require_shares(TrainConfig(batch_size=24, batch_chunk=2), Ranks(0, world, CPU.device))
-    with pytest.raises(UsageError, match=r"into 5 processes .* nearest: 20 or 30; processes can be 1, 2, 3, 4, 6$"):
+    with pytest.raises(
+        UsageError, match=r"into 5 processes .* nearest: 20 or 30; processes can be 1, 2, 3, 4, 6$"
+    ):
         require_shares(TrainConfig(batch_size=24, batch_chunk=2), Ranks(0, 5, CPU.device))
-    with pytest.raises(UsageError, match=r"fewer streams than the 9 processes; .*; processes can be 1, 2, 4, 8$"):
+    with pytest.raises(
+        UsageError, match=r"fewer streams than the 9 processes; .*; processes can be 1, 2, 4, 8$"
+    ):
         require_shares(TrainConfig(batch_size=8), Ranks(0, 9, CPU.device))

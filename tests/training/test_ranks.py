@@ -45,14 +45,20 @@ IN_SHARDS: dict[str, Case] = {  # shape, training
         {"redraw_interval": 1, "recompute": True},
     ),
     **{
-        name: (ADAPTIVE | shape_of(name), {"memory_parts": 2, "batch_chunk": 2, "recompute": i % 2 == 1})
+        name: (
+            ADAPTIVE | shape_of(name),
+            {"memory_parts": 2, "batch_chunk": 2, "recompute": i % 2 == 1},
+        )
         for i, name in enumerate(MEMORY_MODELS)
     },
 }
 WHOLE: dict[str, Case] = IN_SHARDS | {
     "muon": (ADAPTIVE, {"optim": "muon", "weight_decay": 0.01}),
     "reversible": ({"pre_lnorm": True, "reversible": True}, {"ff_chunk": 3}),
-    "lsh": ({"position": "none", "attention": "lsh", "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}, {}),
+    "lsh": (
+        {"position": "none", "attention": "lsh", "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3},
+        {},
+    ),
     "same": ({"recurrence": "same", "activation": "geglu"}, {}),
 }
 
@@ -62,7 +68,13 @@ def trained(ranks: Ranks, name: str, *, shard: bool = False) -> dict[str, Tensor
     shape, settings = WHOLE[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MEMORIES, "toy", ToyMemory)
-        run = Run(config(max_step=2, shard=shard, **settings), ranks, torch.float64, LOPSIDED, SHAPE | shape)
+        run = Run(
+            config(max_step=2, shard=shard, **settings),
+            ranks,
+            torch.float64,
+            LOPSIDED,
+            SHAPE | shape,
+        )
         run.context = context_of(name) if name in MEMORY_MODELS else CONTEXT
         run.begin()
         found: dict[str, Tensor] = {}
@@ -115,7 +127,9 @@ def other_ways(ranks: Ranks) -> dict[str, float]:
         by_eager = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
         patch.setattr(torch.nn.Module, "compile", by_eager)
         for settings in ways:
-            both = [Run(config(max_step=2, shard=shard, **settings), ranks) for shard in (False, True)]
+            both = [
+                Run(config(max_step=2, shard=shard, **settings), ranks) for shard in (False, True)
+            ]
             for run in both:
                 run.begin().train()
             pairs = zip(*(run.losses for run in both), strict=True)
@@ -129,7 +143,9 @@ def drawn(ranks: Ranks, name: str) -> bool:
     shape, settings = ModelConfig(**SHAPE | ADAPTIVE | shape_of(name)), config(shard=True)
     run = Run(config(), shape=SHAPE | ADAPTIVE | shape_of(name)).begin()
     model = drawn_in_shards(shape, settings, ranks)
-    return all(torch.equal(whole(p.detach()), run.weights()[of]) for of, p in model.named_parameters())
+    return all(
+        torch.equal(whole(p.detach()), run.weights()[of]) for of, p in model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize("name", ["neural"])
@@ -147,7 +163,11 @@ def shapes_read(ranks: Ranks) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
         read = TransformerXL.read
-        noted = lambda self, *args, **named: shapes.append(args[0].shape[:2]) or read(self, *args, **named)  # noqa: E731
+
+        def noted(self: TransformerXL, *args: Any, **named: Any) -> Any:
+            shapes.append(args[0].shape[:2])
+            return read(self, *args, **named)
+
         patch.setattr(TransformerXL, "read", noted)
         Run(config(max_step=3, batch_chunk=2), ranks=ranks).begin().train()
     return shapes
@@ -161,7 +181,9 @@ def test_every_pass_has_the_shape_of_a_step() -> None:
 # going on
 
 
-def go_on(ranks: Ranks, folder: Path, max_step: int, settings: dict[str, Any]) -> tuple[int, dict[str, Tensor]]:
+def go_on(
+    ranks: Ranks, folder: Path, max_step: int, settings: dict[str, Any]
+) -> tuple[int, dict[str, Tensor]]:
     """The seed of dropout, and the weights after these steps."""
     run = Run(config(max_step=max_step, **settings), ranks, torch.float64, folder=folder)
     run = run.resume() if folder.exists() else run.begin()
@@ -174,10 +196,16 @@ def go_on(ranks: Ranks, folder: Path, max_step: int, settings: dict[str, Any]) -
     "stages",
     [
         pytest.param([(2, False), (1, False), (2, False)], id="two, one, two"),
-        pytest.param([(2, True), (1, False), (2, True)], id="two shards, one, two shards", marks=pytest.mark.slow),
+        pytest.param(
+            [(2, True), (1, False), (2, True)],
+            id="two shards, one, two shards",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_a_run_goes_on_in_another_number_of_processes(tmp_path: Path, stages: list[tuple[int, bool]]) -> None:
+def test_a_run_goes_on_in_another_number_of_processes(
+    tmp_path: Path, stages: list[tuple[int, bool]]
+) -> None:
     settings = {"optim": "lamb"}  # has Adam's states, and norms of whole weights
     _, never = go_on(ALONE, tmp_path / "never", 6, settings)
     for i, (world, shard) in enumerate(stages):
@@ -189,11 +217,18 @@ def test_a_run_goes_on_in_another_number_of_processes(tmp_path: Path, stages: li
 
 
 def resumed_bitwise(ranks: Ranks, folder: Path, settings: dict[str, Any], **model: Any) -> bool:
-    settings = settings | {"dropout": 0.2, "varlen": True, "batch_size": 2 * ranks.world, "max_step": 4}
+    settings = settings | {
+        "dropout": 0.2,
+        "varlen": True,
+        "batch_size": 2 * ranks.world,
+        "max_step": 4,
+    }
     never = Run(config(**settings), ranks, **model).begin().trained()
     Run(config(**settings | {"max_step": 2}), ranks, folder=folder, **model).begin().train()
     torch.manual_seed(999)
-    second = Run(config(**settings, async_save=True), ranks, folder=folder, **model).resume().trained()
+    second = (
+        Run(config(**settings, async_save=True), ranks, folder=folder, **model).resume().trained()
+    )
     return same_weights(never, second)
 
 
@@ -202,7 +237,8 @@ def resumed_bitwise(ranks: Ranks, folder: Path, settings: dict[str, Any], **mode
     ("world", "settings"),
     [
         (2, {"roll": True}),
-        (3, {"roll": True}),  # sums depend on the order of summation, which must be settled before the first step
+        # sums depend on the order of summation, which must be settled before the first step
+        (3, {"roll": True}),
         pytest.param(
             3, {"ema": 0.5, "shard": True}, marks=pytest.mark.slow
         ),  # does not divide the rows of most weights
@@ -222,11 +258,16 @@ def memory_resumed(ranks: Ranks, folder: Path, name: str) -> list[bool]:
         return [resumed_bitwise(ranks, folder / str(i), way, **model) for i, way in enumerate(ways)]
 
 
-QUICK = ("compressive", "recurrent_tokens")  # a loss of its own, and weights that are read between layers
+# a loss of its own, and weights that are read between layers
+QUICK = ("compressive", "recurrent_tokens")
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MEMORY_MODELS]
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in MEMORY_MODELS
+    ],
 )
 def test_ranks_resume_bitwise_with_every_memory(tmp_path: Path, name: str) -> None:
     assert on_ranks(2, memory_resumed, tmp_path, name) == [[True, True]] * 2
@@ -240,7 +281,9 @@ def scored(ranks: Ranks) -> list[tuple[float, int]]:
     model = Run(config(), ranks, torch.float64).begin().state.model
     n_warmup = warmup_segments(SHAPE["n_layer"], CONTEXT)
     streams = [scoring_stream(IDS, batch_size=b, tgt_len=4, n_warmup=n_warmup) for b in (1, 2, 5)]
-    scores = [evaluate(model, one.share(ranks.rank, ranks.world), CONTEXT).over(ranks) for one in streams]
+    scores = [
+        evaluate(model, one.share(ranks.rank, ranks.world), CONTEXT).over(ranks) for one in streams
+    ]
     return [(score.nats, score.tokens) for score in scores]
 
 
@@ -289,7 +332,12 @@ def validated(ranks: Ranks, shard: bool, name: str = "fifo") -> float:
     class Request:
         noted = 0
 
-    run = Run(config(max_step=2, shard=shard), ranks, torch.float64, shape=SHAPE | ADAPTIVE | shape_of(name))
+    run = Run(
+        config(max_step=2, shard=shard),
+        ranks,
+        torch.float64,
+        shape=SHAPE | ADAPTIVE | shape_of(name),
+    )
     model, context = run.begin().state.model, context_of(name)
     streams: Any = [segments] if ranks.is_main else []
     score = Validation(streams, context, {}).score(model, ranks, Request())  # type: ignore[arg-type]
@@ -301,8 +349,12 @@ def validated(ranks: Ranks, shard: bool, name: str = "fifo") -> float:
 @pytest.mark.slow
 def test_shards_evaluate_and_stop_together() -> None:
     for name in ("fifo", "neural", "recurrent_tokens"):
-        assert agreeing(validated, True, name) == pytest.approx(validated(ALONE, False, name), rel=1e-12)
-    assert "step 1, epoch 1, segment 1: the loss is not finite on rank 0" in agreeing(bad_step, True)
+        assert agreeing(validated, True, name) == pytest.approx(
+            validated(ALONE, False, name), rel=1e-12
+        )
+    assert "step 1, epoch 1, segment 1: the loss is not finite on rank 0" in agreeing(
+        bad_step, True
+    )
 
 
 def limited(ranks: Ranks) -> tuple[int, int]:
@@ -311,7 +363,9 @@ def limited(ranks: Ranks) -> tuple[int, int]:
     segments = [(ids[:, i : i + 6], ids[:, i + 1 : i + 7], None) for i in (0, 6)]
     model = Run(config(), ranks, torch.float64).begin().state.model
     streams: Any = [segments[: 1 + ranks.rank]]
-    validation = Validation(streams, CONTEXT, {"characters": 100 * (1 + ranks.rank)}, max_segments=1)
+    validation = Validation(
+        streams, CONTEXT, {"characters": 100 * (1 + ranks.rank)}, max_segments=1
+    )
     score = validation.score(model, ranks, StopRequest(None))
     return score.tokens, score.characters
 
@@ -326,7 +380,14 @@ def test_characters_count_only_where_all_ranks_read_all() -> None:
 
 def under_a_limit(ranks: Ranks, shard: bool) -> str:
     """Two updates of a model whose weights, gradients and states of Adam take 104 MiB, where there are 80."""
-    sizes = {"n_token": 40, "n_layer": 8, "n_head": 2, "d_head": 128, "d_model": 256, "d_inner": 1024}
+    sizes = {
+        "n_token": 40,
+        "n_layer": 8,
+        "n_head": 2,
+        "d_head": 128,
+        "d_model": 256,
+        "d_inner": 1024,
+    }
     settings = config(shard=shard)
     Run(config(max_step=1, shard=shard), ranks).begin().train()  # what libraries need once
     return_freed_memory()
@@ -334,7 +395,11 @@ def under_a_limit(ranks: Ranks, shard: bool) -> str:
     used = int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]) << 10
     resource.setrlimit(resource.RLIMIT_DATA, (used + (80 << 20), hard))
     try:
-        model = drawn_in_shards(ModelConfig(**sizes), settings, ranks) if shard else TransformerXL(ModelConfig(**sizes))
+        model = (
+            drawn_in_shards(ModelConfig(**sizes), settings, ranks)
+            if shard
+            else TransformerXL(ModelConfig(**sizes))
+        )
         assert sum(16 * p.numel() for p in model.parameters()) > 100 << 20
         state = TrainState(model, settings, Context(tgt_len=4, mem_len=4), ranks)
         ids = torch.zeros(2, 5, dtype=torch.int64)

@@ -20,7 +20,9 @@ def test_a_line_that_a_kill_has_left_is_not_read(tmp_path: Path) -> None:
         read_json_lines(path)
 
 
-@pytest.mark.parametrize("content", [b"[" * 10**5, b"\xff{}", b"{", b""], ids=["deep", "no text", "cut", "empty"])
+@pytest.mark.parametrize(
+    "content", [b"[" * 10**5, b"\xff{}", b"{", b""], ids=["deep", "no text", "cut", "empty"]
+)
 def test_what_is_no_json_is_one_kind_of_error(content: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_json(content)

@@ -25,7 +25,14 @@ HINTS = get_type_hints(TrainConfig)
 OPTIMIZERS, SCHEDULERS = get_args(HINTS["optim"]), get_args(HINTS["scheduler"])
 PAIRS = [(optim, SCHEDULERS[i % len(SCHEDULERS)]) for i, optim in enumerate(OPTIMIZERS)]
 """Each of both: what an optimizer keeps and what a schedule keeps do not touch each other."""
-EVERYTHING = {"dropout": 0.2, "dropatt": 0.1, "varlen": True, "roll": True, "warmup_step": 2, "weight_decay": 0.01}
+EVERYTHING = {
+    "dropout": 0.2,
+    "dropatt": 0.1,
+    "varlen": True,
+    "roll": True,
+    "warmup_step": 2,
+    "weight_decay": 0.01,
+}
 RULES = {"position": "none", "n_feature": 6, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
 
 
@@ -38,11 +45,15 @@ def all_of(run: Run) -> dict[str, Tensor]:
     """Everything that a run would go on with."""
     with run.state.average.in_use():
         average = {f"average of {name}": weight for name, weight in run.weights().items()}
-    remembered = {f"{i} {k}": v for i, m in enumerate(run.state.memories) for k, v in m.named().items()}
+    remembered = {
+        f"{i} {k}": v for i, m in enumerate(run.state.memories) for k, v in m.named().items()
+    }
     return run.weights() | average | remembered | drawn(run) | run.state.optimizers.state()
 
 
-def assert_resuming_changes_nothing(folder: Path, stop_at: int, settings: dict[str, Any], **more: Any) -> None:
+def assert_resuming_changes_nothing(
+    folder: Path, stop_at: int, settings: dict[str, Any], **more: Any
+) -> None:
     whole = Run(config(**settings), **more).begin().trained()
     first = Run(config(**settings | {"max_step": stop_at}), folder=folder, **more).begin().trained()
     torch.manual_seed(999)  # whatever happens between the two starts
@@ -55,22 +66,33 @@ def assert_resuming_changes_nothing(folder: Path, stop_at: int, settings: dict[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("optim", "scheduler"), PAIRS)
-def test_every_optimizer_and_schedule_goes_on_as_if_never_stopped(tmp_path: Path, optim: str, scheduler: str) -> None:
+def test_every_optimizer_and_schedule_goes_on_as_if_never_stopped(
+    tmp_path: Path, optim: str, scheduler: str
+) -> None:
     settings = EVERYTHING | {"optim": optim, "scheduler": scheduler, "mom": 0.5, "eval_interval": 1}
     assert_resuming_changes_nothing(tmp_path, 3, settings)
 
 
 MOVING = {"dropout": 0.2, "varlen": True, "roll": True}
-WAYS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {  # stops at, training, shape; an epoch has 4 steps
+# stops at, training, shape; an epoch has 4 steps
+WAYS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "at the first step of an epoch": (1, MOVING, {}),
     "at its last step": (4, MOVING, {}),
     "in the second epoch": (5, MOVING, {}),
-    "finished, to a larger max_step": (6, {"dropout": 0.2, "max_step": 9, "max_step_scheduler": 9}, {}),
+    "finished, to a larger max_step": (
+        6,
+        {"dropout": 0.2, "max_step": 9, "max_step_scheduler": 9},
+        {},
+    ),
     "chunks, moved to the host": (3, {"dropout": 0.2, "batch_chunk": 2, "swap_mem": True}, {}),
     "half precision": (2, {"dropout": 0.1, "dtype": "float16", "max_step": 5}, {}),
     "average": (3, {"dropout": 0.2, "ema": 0.9, "eval_interval": 2}, {}),
     "reversible": (3, {"dropout": 0.3}, {"pre_lnorm": True, "reversible": True}),
-    "drawn before the stop": (3, {"redraw_interval": 2, "dropout": 0.2}, RULES | {"attention": "performer"}),
+    "drawn before the stop": (
+        3,
+        {"redraw_interval": 2, "dropout": 0.2},
+        RULES | {"attention": "performer"},
+    ),
     "drawn at the stop": (4, {"redraw_interval": 2, "dropout": 0.2}, RULES | {"attention": "lsh"}),
     "drawn once": (3, {"redraw_interval": 0}, RULES | {"attention": "performer"}),
     **{name: (3, {"memory_parts": 2}, shape_of(name)) for name in MEMORY_MODELS},
@@ -78,11 +100,15 @@ WAYS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {  # stops at, tra
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_a_run_goes_on_as_if_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     monkeypatch.setitem(MEMORIES, "toy", ToyMemory)
     stop_at, settings, changes = WAYS[way]
     more = {"context": context_of(way)} if way in MEMORY_MODELS else {}
-    shape = SHAPE | ({} if "reversible" in changes or "attention" in changes else ADAPTIVE) | changes
+    shape = (
+        SHAPE | ({} if "reversible" in changes or "attention" in changes else ADAPTIVE) | changes
+    )
     assert_resuming_changes_nothing(tmp_path, stop_at, settings, shape=shape, **more)
 
 
@@ -114,7 +140,9 @@ def test_evaluations_read_and_checkpoints_hold_the_average_of_the_weights(tmp_pa
 
 
 @pytest.mark.parametrize("below_torchrun", [True, False])
-def test_a_run_ends_with_its_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_torchrun: bool) -> None:
+def test_a_run_ends_with_its_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_torchrun: bool
+) -> None:
     """One that a shell has started goes on without it."""
     monkeypatch.setattr(signals, "_PARENT", os.getppid())
     if below_torchrun:
@@ -166,13 +194,16 @@ def test_a_signal_after_a_stopped_evaluation_interrupts_nothing(
 def test_a_stop_that_was_asked_for_before_an_evaluation_ends_it() -> None:
     request, read = StopRequest(None), []
     with request:
-        signal.raise_signal(signal.SIGTERM)  # while nothing may be interrupted, as a checkpoint is written
+        # while nothing may be interrupted, as a checkpoint is written
+        signal.raise_signal(signal.SIGTERM)
         with pytest.raises(StopNow, match=str(TERMINATE)):
             read.extend(until_stopped(range(9), request, ALONE))
     assert read == []
 
 
-def test_a_training_that_writes_in_the_background_ends_when_its_last_checkpoint_is_written(tmp_path: Path) -> None:
+def test_a_training_that_writes_in_the_background_ends_when_its_last_checkpoint_is_written(
+    tmp_path: Path,
+) -> None:
     settings = {"dropout": 0.1, "eval_interval": 3}
     never = Run(config(**settings)).begin().trained()
     settings |= {"async_save": True, "save_interval": 1}

@@ -38,18 +38,28 @@ def test_weights_drawn_in_shards_are_those_drawn_whole(only_rank: Ranks, positio
     init_weights(model, settings)
     assert torch.equal(after, torch.get_rng_state())
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
-        found = drawn.get_parameter(name) if isinstance(value, torch.nn.Parameter) else drawn.get_buffer(name)
+        found = (
+            drawn.get_parameter(name)
+            if isinstance(value, torch.nn.Parameter)
+            else drawn.get_buffer(name)
+        )
         assert torch.equal(whole(found), value), name
 
 
-def test_a_checkpoint_in_shards_holds_the_average_and_the_trained_weights(only_rank: Ranks, tmp_path: Path) -> None:
+def test_a_checkpoint_in_shards_holds_the_average_and_the_trained_weights(
+    only_rank: Ranks, tmp_path: Path
+) -> None:
     settings = {"ema": 0.5, "max_step": 3}
-    both = [Run(config(shard=shard, **settings), only_rank, folder=tmp_path / str(shard)) for shard in (False, True)]
+    both = [
+        Run(config(shard=shard, **settings), only_rank, folder=tmp_path / str(shard))
+        for shard in (False, True)
+    ]
     for run in both:
         run.begin().train()
     saved = [dict(load_model(last_checkpoint(run.folder)).named_parameters()) for run in both]
     assert saved[0].keys() == saved[1].keys()
-    torch.testing.assert_close(*saved)  # sums of a tied table's gradients are in another order in shards
+    # sums of a tied table's gradients are in another order in shards
+    torch.testing.assert_close(*saved)
     again = Run(config(**settings), folder=tmp_path / "True").resume()
     torch.testing.assert_close(again.weights(), both[0].weights())
     torch.testing.assert_close(again.state.optimizers.state(), both[0].state.optimizers.state())
@@ -62,13 +72,24 @@ def test_damaged_shards_are_refused_by_name(only_rank: Ranks, tmp_path: Path) ->
     assert not (folder / "model.safetensors").exists()
     good = shard.read_bytes()
     changed, cut, missing = good[:-1] + bytes([good[-1] ^ 1]), good[:-10], None
-    for digests, damage in ((True, changed), (True, cut), (True, missing), (False, cut), (False, missing)):
+    for digests, damage in (
+        (True, changed),
+        (True, cut),
+        (True, missing),
+        (False, cut),
+        (False, missing),
+    ):
         shard.write_bytes(good)
         if not digests and (folder / DIGESTS).exists():
             as_of_0_2(folder, digests=False)
         shard.unlink() if damage is None else shard.write_bytes(damage)
-        for read in (lambda: load_model(last_checkpoint(tmp_path)), lambda: checkpoint_of(tmp_path, 2)):
-            with pytest.raises(UsageError, match=r"(shard-|model\.safetensors).*use another checkpoint"):
+        for read in (
+            lambda: load_model(last_checkpoint(tmp_path)),
+            lambda: checkpoint_of(tmp_path, 2),
+        ):
+            with pytest.raises(
+                UsageError, match=r"(shard-|model\.safetensors).*use another checkpoint"
+            ):
                 read()
 
 
@@ -89,9 +110,13 @@ class Held(Background):
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_the_background_writes_the_state_that_was_saved(only_rank: Ranks, tmp_path: Path, shard: bool) -> None:
+def test_the_background_writes_the_state_that_was_saved(
+    only_rank: Ranks, tmp_path: Path, shard: bool
+) -> None:
     run = Run(config(shard=shard, max_step=2, dropout=0.1), only_rank).begin().trained()
-    writer = CheckpointWriter(tmp_path, run.state.context, only_rank, run.columns, background=Held())
+    writer = CheckpointWriter(
+        tmp_path, run.state.context, only_rank, run.columns, background=Held()
+    )
     weights = run.weights()
     states = {name: whole(value).clone() for name, value in run.state.optimizers.state().items()}
     with writer.finished():
@@ -107,9 +132,13 @@ def test_the_background_writes_the_state_that_was_saved(only_rank: Ranks, tmp_pa
     assert all(torch.equal(value, theirs[name]) for name, value in states.items())
 
 
-def test_an_error_of_the_background_ends_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_background_ends_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(config(max_step=1), ALONE).begin().trained()
-    writer = CheckpointWriter(tmp_path, run.state.context, ALONE, run.columns, background=Background())
+    writer = CheckpointWriter(
+        tmp_path, run.state.context, ALONE, run.columns, background=Background()
+    )
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -21,19 +21,29 @@ def trained(shape: dict[str, Any] = SHAPE | ADAPTIVE, **settings: Any) -> Run:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"batch_chunk": 2}, {"batch_chunk": 4, "swap_mem": True}, {"recompute": True, "ff_chunk": 4}], ids=str
+    "settings",
+    [{"batch_chunk": 2}, {"batch_chunk": 4, "swap_mem": True}, {"recompute": True, "ff_chunk": 4}],
+    ids=str,
 )
 def test_ways_of_saving_memory_change_no_number(settings: dict[str, Any]) -> None:
-    torch.testing.assert_close(trained(**settings).weights(), trained().weights(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        trained(**settings).weights(), trained().weights(), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"batch_chunk": 2}], ids=str)
 @pytest.mark.parametrize("shape", [SHAPE, SHAPE | ADAPTIVE], ids=["plain", "adaptive"])
-def test_a_head_in_chunks(settings: dict[str, Any], shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_in_chunks(
+    settings: dict[str, Any], shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their gradients are made with the loss, whose mean is what is trained."""
     whole, made = trained(shape, max_step=3, **settings), []
     right = linear_cross_entropy._NatsAndGradients.apply
-    monkeypatch.setattr(linear_cross_entropy._NatsAndGradients, "apply", lambda *args: made.append(1) or right(*args))
+    monkeypatch.setattr(
+        linear_cross_entropy._NatsAndGradients,
+        "apply",
+        lambda *args: made.append(1) or right(*args),
+    )
     monkeypatch.setattr(linear_cross_entropy, "BUDGET", {"cpu": 50})
     in_chunks = trained(shape, max_step=3, **settings)
     assert made
@@ -82,7 +92,9 @@ def test_recomputation_computes_each_layer_twice_with_the_same_dropout() -> None
     ],
     ids=str,
 )
-def test_compiled_layers_train_alike(changes: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_layers_train_alike(
+    changes: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Layers of two parts as far as they are captured, forward and backward; memories in parts of a segment, of which
     the first leaves nothing to be written."""
     compiled_by = functools.partialmethod(torch.nn.Module.compile, backend=backend)
@@ -90,7 +102,8 @@ def test_compiled_layers_train_alike(changes: dict[str, Any], backend: str, monk
     shape = SHAPE | {"n_layer": 1} | changes
     n_part = 2 if "memory" in changes else 1
     plain, compiled = (
-        Run(config(max_step=1, compile=c, memory_parts=n_part), shape=shape).begin().trained() for c in (False, True)
+        Run(config(max_step=1, compile=c, memory_parts=n_part), shape=shape).begin().trained()
+        for c in (False, True)
     )
     for one, two in zip(plain.losses, compiled.losses, strict=True):
         torch.testing.assert_close(two, one, rtol=0, atol=1e-4)
@@ -118,7 +131,8 @@ def poison(run: Run, *at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("optim", "checks_later"), [("adam", True), ("adamw", True), ("sgd", True), ("lamb", True), ("adam", False)]
+    ("optim", "checks_later"),
+    [("adam", True), ("adamw", True), ("sgd", True), ("lamb", True), ("adam", False)],
 )
 def test_a_loss_that_is_not_finite_stops_before_the_update(optim: str, checks_later: bool) -> None:
     before = Run(config(optim=optim, mom=0.9, max_step=3)).begin().trained()
@@ -132,7 +146,11 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(optim: str, checks_la
 
 
 def test_the_first_bad_step_since_the_last_reading_is_told() -> None:
-    watch, good, bad = GradientWatch(torch.device("cpu")), torch.tensor(1.0), torch.tensor(torch.inf)
+    watch, good, bad = (
+        GradientWatch(torch.device("cpu")),
+        torch.tensor(1.0),
+        torch.tensor(torch.inf),
+    )
     for step, norm, nats in ((5, good, good), (6, bad, good), (7, bad, bad)):
         watch.note((step, 2, step - 4), norm, nats)
     assert watch.read() == BadStep(6, 2, 2, has_bad_loss=False)
@@ -162,7 +180,9 @@ def test_skipping_a_step_leaves_nothing_that_is_not_finite_in_memory() -> None:
     run.state.step(ids, ids)
     table.data[0] = word
     (after,) = run.state.memories
-    assert all(torch.equal(one, other) for one, other in zip(before.layers, after.layers, strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(before.layers, after.layers, strict=True)
+    )
     for layer in after.layers:
         layer[1, 0, 0] = torch.inf
     run.state.step(ids, ids)
@@ -187,7 +207,8 @@ def test_skipping_has_a_bound_and_so_has_the_scale_of_float16() -> None:
     poison(run, 2, 3, 4)
     with pytest.raises(NonFiniteError, match="more than --max_nonfinite 2 in a row"):
         run.train()
-    assert run.state.snapshot().progress["n_skipped_in_a_row"] == 3  # so that stops and resumes do not hide it
+    # so that stops and resumes do not hide it
+    assert run.state.snapshot().progress["n_skipped_in_a_row"] == 3
     run = Run(config(dtype="float16", log_interval=1)).begin()
     run.state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-12)
     with pytest.raises(NonFiniteError, match="not finite at any scale"):
@@ -207,7 +228,9 @@ def test_each_epoch_begins_with_an_empty_memory() -> None:
     assert seen == [(i % 4, [i % 4 == 0] * 2) for i in range(9)]
 
 
-def test_products_are_in_bfloat16_where_the_processor_is_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_in_bfloat16_where_the_processor_is_made_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In TF32 by its flag only."""
     for tf32 in (True, False):
         Run(config(tf32=tf32)).begin()
@@ -223,10 +246,15 @@ def test_products_are_in_bfloat16_where_the_processor_is_made_for_it(monkeypatch
 def test_a_dtype_that_the_processor_is_not_made_for_is_named_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for is_fast, dtypes, n_said in ((True, ("bfloat16",), 0), (False, ("auto", "float32", "bfloat16", "bfloat16"), 1)):
+    for is_fast, dtypes, n_said in (
+        (True, ("bfloat16",), 0),
+        (False, ("auto", "float32", "bfloat16", "bfloat16"), 1),
+    ):
         monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", is_fast)
         _say_that_it_is_slow.cache_clear()
         caplog.clear()
         for dtype in dtypes:
             autocast_dtype(config(dtype=dtype), torch.device("cpu"))
-        assert ["--dtype bfloat16: this processor" in said for said in caplog.messages] == [True] * n_said
+        assert ["--dtype bfloat16: this processor" in said for said in caplog.messages] == [
+            True
+        ] * n_said

@@ -75,13 +75,20 @@ class TwoAlike(Ranks):
         return 2 * value
 
 
-def test_loss_and_speed_are_over_all_ranks_and_without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_and_speed_are_over_all_ranks_and_without_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(
-        meter, "time", SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: 3 * clock.now)
+        meter,
+        "time",
+        SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: 3 * clock.now),
     )
     found = meter.Meter(
-        TransformerXL(ModelConfig(**SHAPE)), CONTEXT, TwoAlike(0, 2, torch.device("cpu")), torch.float32
+        TransformerXL(ModelConfig(**SHAPE)),
+        CONTEXT,
+        TwoAlike(0, 2, torch.device("cpu")),
+        torch.float32,
     )
     for nats in (3.0, 5.0):
         found.add(torch.full((2, 6), nats))

@@ -12,11 +12,15 @@ from txl.registry import ATTENTION_RULES
 
 
 class AttentionRule(Protocol):
-    """How queries attend to keys and values. Works with any position encoding, or refuses it when built."""
+    """How queries attend to keys and values.
+
+    Works with any position encoding, or refuses it when built.
+    """
 
     shared_qk: bool
-    """Queries and keys share one projection (Reformer). Such a rule applies the encoding's `transform_qk` itself, after
-    hashing, because hashes must not depend on positions."""
+    """Queries and keys share one projection (Reformer). Such a rule applies the encoding's
+    `transform_qk` itself, after hashing, because hashes must not depend on positions.
+    """
     impl: str
     """The implementation, if there are several."""
     keep_mib: int

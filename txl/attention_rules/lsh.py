@@ -18,18 +18,20 @@ class LshAttention(nn.Module):
     """Softmax attention over the keys in the query's bucket in any of several rounds (Reformer).
 
     out_t = sum_s softmax_s(scale * q_t . k_s) v_s over the s in P_t       k_s = sqrt(H) q_s / |q_s|
-    P_t = union over rounds r of { the last `lsh_reach` tokens s < t with bucket_r(s) = bucket_r(t) },
-    without those that `span` masks; { t } if it is empty
-    bucket_r(s) = argmax [x R_r ; -x R_r],  x = q_s before the position encoding,  R_r of size H x (lsh_bucket / 2)
+    P_t = union over rounds r of { the last `lsh_reach` tokens s < t with bucket_r(s) = bucket_r(t)
+    }, without those that `span` masks; { t } if it is empty bucket_r(s) = argmax [x R_r ; -x R_r],
+    x = q_s before the position encoding,  R_r of size H x (lsh_bucket / 2)
 
-    Source: Kitaev et al. 2020, sec. 2, eq. 2 to 6: shared queries and keys, sorted chunks, several rounds; a key
-    in several rounds counts once, as by N_(i,j) in appendix A, eq. 11 to 16. Keys have norm sqrt(H), as in google/trax,
-    to keep the logits' scale. The rotations R are saved with the weights; only `redraw` changes them.
+    Source: Kitaev et al. 2020, sec. 2, eq. 2 to 6: shared queries and keys, sorted chunks, several
+    rounds; a key in several rounds counts once, as by N_(i,j) in appendix A, eq. 11 to 16. Keys
+    have norm sqrt(H), as in google/trax, to keep the logits' scale. The rotations R are saved with
+    the weights; only `redraw` changes them.
 
-    Differs from the paper in the visible part of a bucket. There it is the same and the previous chunk of the sorted
-    sequence, whose boundaries depend on later tokens and on the start of the segment. Here it is a number of tokens
-    counted back from the query, so results depend on the past only and segments equal one pass. For the same reason
-    buckets depend on content only and their number is fixed. Values that differ by rounding can get different buckets.
+    Differs from the paper in the visible part of a bucket. There it is the same and the previous
+    chunk of the sorted sequence, whose boundaries depend on later tokens and on the start of the
+    segment. Here it is a number of tokens counted back from the query, so results depend on the
+    past only and segments equal one pass. For the same reason buckets depend on content only and
+    their number is fixed. Values that differ by rounding can get different buckets.
     """
 
     shared_qk = True
@@ -43,7 +45,9 @@ class LshAttention(nn.Module):
         require_scoreless(config)
         require_no_dropatt(config, dropatt)
         self.reach = config.lsh_reach
-        self.register_buffer("rotation_RHK", torch.randn(config.lsh_round, config.d_head, config.lsh_bucket // 2))
+        self.register_buffer(
+            "rotation_RHK", torch.randn(config.lsh_round, config.d_head, config.lsh_bucket // 2)
+        )
 
     def redraw(self, generator: torch.Generator) -> None:
         """Redraw the rotations; the result depends on the generator, not on the device."""
@@ -55,13 +59,22 @@ class LshAttention(nn.Module):
         return cls(config, dropatt=dropatt)
 
     def forward(
-        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
+        self,
+        q_BNTH: Tensor,
+        k_BNSH: Tensor,
+        v_BNSH: Tensor,
+        *,
+        pos: PositionEncoding,
+        feats: Tensor,
+        span: Span,
     ) -> Tensor:
         bucket_RBNS = self.buckets(k_BNSH)
         k_BNSH = F.normalize(widened(k_BNSH), dim=-1)  # 1e-12 is 0 in float16
         k_BNSH = k_BNSH * k_BNSH.shape[-1] ** 0.5
         q_BNTH, k_BNSH = pos.transform_qk(q_BNTH, k_BNSH.type_as(q_BNTH), span)
-        return sorted_chunks(pos.scale * q_BNTH, k_BNSH, v_BNSH, bucket_RBNS, reach=self.reach, span=span)
+        return sorted_chunks(
+            pos.scale * q_BNTH, k_BNSH, v_BNSH, bucket_RBNS, reach=self.reach, span=span
+        )
 
     @torch.no_grad()
     def buckets(self, x_BNSH: Tensor) -> Tensor:
@@ -74,7 +87,8 @@ class LshAttention(nn.Module):
 def sorted_chunks(
     q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bucket_RBNS: Tensor, *, reach: int, span: Span
 ) -> Tensor:
-    """The formula of `LshAttention` without the matrix of pairs, in time S log S + R S reach (H + R), memory R S reach.
+    """The formula of `LshAttention` without the matrix of pairs, in time S log S + R S reach (H +
+    R), memory R S reach.
 
     Args:
         q_BNTH: scaled.
@@ -83,18 +97,23 @@ def sorted_chunks(
     Returns:
         (B, N, T, H).
 
-    Tokens are sorted by bucket, then position, and split into chunks of `reach`: the keys of a token are in its chunk
-    and the previous one. Rounds are combined by their log-sum-exp, with each pair divided by the rounds it occurs in.
+    Tokens are sorted by bucket, then position, and split into chunks of `reach`: the keys of a
+    token are in its chunk and the previous one. Rounds are combined by their log-sum-exp, with each
+    pair divided by the rounds it occurs in.
     """
     n_key = span.n_key
     q_BNSH = F.pad(q_BNTH, (0, 0, span.n_mem, 0))  # remembered tokens have no queries
-    rounds = [_Round.of(bucket_BNS, span, reach) for bucket_BNS in bucket_RBNS]
+    rounds = []
+    for bucket_BNS in bucket_RBNS:
+        rounds.append(_Round.of(bucket_BNS, span, reach))
     lonely_BNS = torch.stack([r.first_BNS for r in rounds]).all(0)
-    outs, logsums = [], []
+    outs = []
+    logsums = []
     for mine in rounds:
         logit_BNJCK = widened(mine.chunked(q_BNSH) @ mine.chunked_keys(k_BNSH).mT)
         seen_BNJCK, count_BNJCK = mine.seen(rounds, lonely_BNS, n_key)
-        # finite, not -inf: a round without visible keys gets weight 0, and its gradient must not be NaN
+        # finite, not -inf: a round without visible keys gets weight 0, and its gradient must not be
+        # NaN
         lowest = torch.finfo(logit_BNJCK.dtype).min / 2
         logit_BNJCK = logit_BNJCK - count_BNJCK.to(logit_BNJCK.dtype).log()
         logit_BNJCK = logit_BNJCK.masked_fill(~seen_BNJCK, lowest)
@@ -109,7 +128,8 @@ def sorted_chunks(
 
 
 class _Round(NamedTuple):
-    """One round's sorting, (B, N, S): `order` is the token at each sorted place, `place` the place of each token.
+    """One round's sorting, (B, N, S): `order` is the token at each sorted place, `place` the place
+    of each token.
 
     J chunks of C places; the keys of a chunk are those of the previous chunk and its own.
     """
@@ -131,7 +151,9 @@ class _Round(NamedTuple):
         first_BNS = F.pad(sorted_BNS[..., 1:] != sorted_BNS[..., :-1], (1, 0), value=True)
         if span.window > 0:
             first_BNS |= F.pad(order_BNS.diff(dim=-1) >= span.window, (1, 0), value=True)
-        return cls(bucket_BNS, order_BNS, place_BNS, first_BNS.gather(-1, place_BNS), span.window, reach)
+        return cls(
+            bucket_BNS, order_BNS, place_BNS, first_BNS.gather(-1, place_BNS), span.window, reach
+        )
 
     def chunked(self, x_BNSH: Tensor) -> Tensor:
         """The tokens' rows in this round's order, (B, N, J, C, H)."""
@@ -148,7 +170,9 @@ class _Round(NamedTuple):
 
     def seen(self, rounds: list["_Round"], lonely_BNS: Tensor, n_key: int) -> tuple[Tensor, Tensor]:
         """Which keys of its chunks a token sees, and in how many rounds; both (B, N, J, C, 2C)."""
-        at_BNJC, at_BNJK = self._pairs(torch.arange(n_key, device=lonely_BNS.device).expand_as(lonely_BNS))
+        at_BNJC, at_BNJK = self._pairs(
+            torch.arange(n_key, device=lonely_BNS.device).expand_as(lonely_BNS)
+        )
         earlier_BNJCK = at_BNJC[..., :, None] > at_BNJK[..., None, :]
         seen_BNJCK = self._near(self) & earlier_BNJCK
         if self.window > 0:
@@ -160,14 +184,18 @@ class _Round(NamedTuple):
         return seen_BNJCK | alone_BNJCK, torch.where(seen_BNJCK, count_BNJCK, 1)
 
     def _near(self, other: "_Round") -> Tensor:
-        """Which of this round's pairs share a bucket in the other round, at most `reach` apart there."""
+        """Which of this round's pairs share a bucket in the other round, at most `reach` apart
+        there.
+        """
         bucket_BNJC, bucket_BNJK = self._pairs(other.bucket_BNS)
         place_BNJC, place_BNJK = self._pairs(other.place_BNS)
         same_BNJCK = bucket_BNJC[..., :, None] == bucket_BNJK[..., None, :]
         return same_BNJCK & (place_BNJC[..., :, None] - place_BNJK[..., None, :] <= self.reach)
 
     def _pairs(self, x_BNS: Tensor) -> tuple[Tensor, Tensor]:
-        """Integers of the tokens as queries (B, N, J, C) and as keys (B, N, J, 2C); padding equals no token's."""
+        """Integers of the tokens as queries (B, N, J, C) and as keys (B, N, J, 2C); padding equals
+        no token's.
+        """
         x_BNJC1 = self._cut(x_BNS.to(torch.int32).gather(-1, self.order_BNS)[..., None], fill=-2)
         return x_BNJC1.squeeze(-1), _with_chunk_before(x_BNJC1, fill=-3).squeeze(-1)
 

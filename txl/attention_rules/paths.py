@@ -19,13 +19,17 @@ def use_attention(model: Body, impl: str, *, keep_mib: int = KEEP_MIB) -> None:
     reason = refusal(impl, model.device, d_head=model.config.d_head)
     require(reason is None, f"--attn_impl {impl}: {reason}")
     for layer in model.layers:
-        layer.attn.rule.impl, layer.attn.rule.keep_mib = impl, keep_mib
+        layer.attn.rule.impl = impl
+        layer.attn.rule.keep_mib = keep_mib
 
 
-def attention_path(model: Body, context: Context, dtype: torch.dtype, *, needs_grad: bool, by_row: bool = False) -> str:
+def attention_path(
+    model: Body, context: Context, dtype: torch.dtype, *, needs_grad: bool, by_row: bool = False
+) -> str:
     """The implementation used for attention over a full memory in `dtype`, with documents masked
     `by_row`, for the log."""
-    attn, config = model.layers[0].attn, model.config
+    attn = model.layers[0].attn
+    config = model.config
     if config.attention != "softmax":
         return config.attention
     path = softmax_path(attn.pos)
@@ -34,7 +38,9 @@ def attention_path(model: Body, context: Context, dtype: torch.dtype, *, needs_g
     n_key = n_kept_at_most(config, context) + context.tgt_len
     if model.layers[0].memory.traits.weighs_keys:
         has_blocks = takes_factors(model.device, n_key=n_key, needs_grad=needs_grad)
-        return "blockwise" if has_blocks else "plain"
+        if has_blocks:
+            return "blockwise"
+        return "plain"
     return resolved(
         attn.rule.impl,
         model.device,

@@ -14,19 +14,23 @@ from txl.positions import PositionEncoding
 class PerformerAttention(nn.Module):
     """Softmax attention with an unbiased, factorised estimate of the exponential (FAVOR+).
 
-    out_t = sum_(s<=t) w_ts v_s / sum_(s<=t) w_ts,   w_ts = phi(x_t) . phi(y_s),   x = sqrt(scale) q,  y = sqrt(scale) k
-    phi(x) = F^(-1/2) exp(-|x|^2 / 2) [exp(omega_1 . x) ... exp(omega_F . x)],   omega_i ~ N(0, 1)
+    out_t = sum_(s<=t) w_ts v_s / sum_(s<=t) w_ts,   w_ts = phi(x_t) . phi(y_s),   x = sqrt(scale)
+    q,  y = sqrt(scale) k phi(x) = F^(-1/2) exp(-|x|^2 / 2) [exp(omega_1 . x) ... exp(omega_F . x)],
+    omega_i ~ N(0, 1)
 
-    E[w_ts] = exp(scale * q_t . k_s). Source: Choromanski et al. 2021, lemma 1, sec. 2.3 and appendix B.1. The omega_i
-    are orthogonal in groups of H (sec. 2.4), shared by all heads, and saved with the weights; only `redraw` changes
-    them. Remembered keys are the start of the prefix. With `same_length`, sums run over a window instead of the prefix,
-    and time grows with the window.
+    E[w_ts] = exp(scale * q_t . k_s).
+    Source: Choromanski et al. 2021, lemma 1, sec. 2.3 and
+    appendix B.1. The omega_i are orthogonal in groups of H (sec. 2.4), shared by all heads, and
+    saved with the weights; only `redraw` changes them. Remembered keys are the start of the prefix.
+    With `same_length`, sums run over a window instead of the prefix, and time grows with the
+    window.
 
-    Rotary positions are relative in expectation only: the estimate for a pair of tokens depends on its position in
-    [memory, segment].
+    Rotary positions are relative in expectation only: the estimate for a pair of tokens depends on
+    its position in [memory, segment].
 
-    Differs from google-research/performer: no constant is added to the features, which keeps the estimate unbiased.
-    Exponents are relative to about the largest that a query sees, so keys of any norm work.
+    Differs from google-research/performer: no constant is added to the features, which keeps the
+    estimate unbiased. Exponents are relative to about the largest that a query sees, so keys of any
+    norm work.
     """
 
     shared_qk = False
@@ -51,26 +55,40 @@ class PerformerAttention(nn.Module):
         return cls(config, dropatt=dropatt)
 
     def forward(
-        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
+        self,
+        q_BNTH: Tensor,
+        k_BNSH: Tensor,
+        v_BNSH: Tensor,
+        *,
+        pos: PositionEncoding,
+        feats: Tensor,
+        span: Span,
     ) -> Tensor:
-        with torch.autocast(q_BNTH.device.type, enabled=False):  # half precision is too coarse for exponents
+        # half precision is too coarse for exponents
+        with torch.autocast(q_BNTH.device.type, enabled=False):
             dtype = at_least_float32(v_BNSH.dtype)
-            omega_FH, root = self.omega_FH.to(dtype), pos.scale**0.5
-            x_BNTH, y_BNSH = root * q_BNTH.to(dtype), root * k_BNSH.to(dtype)
+            omega_FH = self.omega_FH.to(dtype)
+            root = pos.scale**0.5
+            x_BNTH = root * q_BNTH.to(dtype)
+            y_BNSH = root * k_BNSH.to(dtype)
             logx_BNTF = x_BNTH @ omega_FH.mT  # the other factors of phi(x) cancel
             logy_BNSF = y_BNSH @ omega_FH.mT - y_BNSH.square().sum(-1, keepdim=True) / 2
             return causal_ratio(logx_BNTF, logy_BNSF, v_BNSH.to(dtype), span).to(v_BNSH.dtype)
 
 
-def orthogonal_normal(n_row: int, n_column: int, *, generator: torch.Generator | None = None) -> Tensor:
+def orthogonal_normal(
+    n_row: int, n_column: int, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Rows distributed as N(0, I), orthogonal in groups of `n_column`; (n_row, n_column).
 
-    Choromanski et al. 2021, sec. 2.4: directions from a QR decomposition, lengths of independent normal vectors.
+    Choromanski et al. 2021, sec. 2.4: directions from a QR decomposition, lengths of independent
+    normal vectors.
     """
     groups = []
     for first in range(0, n_row, n_column):
         square = torch.randn(n_column, n_column, generator=generator)
         q, r = torch.linalg.qr(square)
-        groups.append((q * r.diagonal().sign()).mT[: n_row - first])  # with this sign q is uniform over rotations
+        # with this sign q is uniform over rotations
+        groups.append((q * r.diagonal().sign()).mT[: n_row - first])
     length_F1 = torch.randn(n_row, n_column, generator=generator).norm(dim=1, keepdim=True)
     return torch.cat(groups) * length_F1

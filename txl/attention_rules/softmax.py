@@ -16,13 +16,15 @@ from txl.registry import MEMORIES, POSITIONS
 
 
 class SoftmaxAttention(RelativeSoftmax):
-    """out_t = sum_s softmax_s(scale * q_t.k_s + score_ts + log w_ts) v_s, over the keys visible to t under `span`.
+    """out_t = sum_s softmax_s(scale * q_t.k_s + score_ts + log w_ts) v_s, over the keys visible to
+    t under `span`.
 
     w is 1 unless a memory says otherwise, see `Span.log_weight_BTS`.
 
-    Source: Vaswani et al. 2017, eq. 1, with the position encoding's terms. Dropout is applied to the probabilities,
-    without renormalisation, as in the original. Encodings without scores use PyTorch's `scaled_dot_product_attention`,
-    those of relative terms `txl.ops.rel_attention`, all others the equation above.
+    Source: Vaswani et al. 2017, eq. 1, with the position encoding's terms. Dropout is applied to
+    the probabilities, without renormalisation, as in the original. Encodings without scores use
+    PyTorch's `scaled_dot_product_attention`, those of relative terms `txl.ops.rel_attention`, all
+    others the equation above.
     """
 
     @classmethod
@@ -34,17 +36,34 @@ class SoftmaxAttention(RelativeSoftmax):
         return cls(config, dropatt=dropatt)
 
     def forward(
-        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
+        self,
+        q_BNTH: Tensor,
+        k_BNSH: Tensor,
+        v_BNSH: Tensor,
+        *,
+        pos: PositionEncoding,
+        feats: Tensor,
+        span: Span,
     ) -> Tensor:
-        path, log_weight_BTS = softmax_path(pos), span.log_weight_BTS
-        n_key, needs_grad = k_BNSH.shape[2], torch.is_grad_enabled()
-        factors_too = log_weight_BTS is None or takes_factors(q_BNTH.device, n_key=n_key, needs_grad=needs_grad)
+        path = softmax_path(pos)
+        log_weight_BTS = span.log_weight_BTS
+        n_key = k_BNSH.shape[2]
+        needs_grad = torch.is_grad_enabled()
+        factors_too = log_weight_BTS is None or takes_factors(
+            q_BNTH.device, n_key=n_key, needs_grad=needs_grad
+        )
         if path == "relative" and factors_too:
             return super().forward(q_BNTH, k_BNSH, v_BNSH, pos=pos, feats=feats, span=span)
         if path == "scaled_dot_product_attention":
-            dropout = self.drop.p if self.training else 0.0
+            if self.training:
+                dropout = self.drop.p
+            else:
+                dropout = 0.0
             is_triangle = is_plain_triangle(span)
-            mask = None if is_triangle else span.mask(q_BNTH.device)
+            if is_triangle:
+                mask = None
+            else:
+                mask = span.mask(q_BNTH.device)
             if log_weight_BTS is not None:
                 hidden = ~span.mask(q_BNTH.device)
                 mask = log_weight_BTS[:, None].masked_fill(hidden, -torch.inf).to(q_BNTH.dtype)
@@ -55,7 +74,8 @@ class SoftmaxAttention(RelativeSoftmax):
         if log_weight_BTS is not None:
             logit_BNTS = logit_BNTS + log_weight_BTS[:, None]
         logit_BNTS = logit_BNTS.masked_fill(~span.mask(q_BNTH.device), -torch.inf)
-        prob_BNTS = self.drop(logit_BNTS.softmax(-1)).to(v_BNSH.dtype)  # an encoding's term may have a wider dtype
+        # an encoding's term may have a wider dtype
+        prob_BNTS = self.drop(logit_BNTS.softmax(-1)).to(v_BNSH.dtype)
         out_BNTH = prob_BNTS @ v_BNSH
         if (term := pos.value(prob_BNTS, feats, span)) is not None:
             out_BNTH = out_BNTH + term
@@ -63,8 +83,9 @@ class SoftmaxAttention(RelativeSoftmax):
 
 
 def is_plain_triangle(span: Any) -> bool:
-    """True if the mask is a causal triangle and no more: nothing remembered, no window that hides a key, no borders of
-    documents, no factors."""
+    """True if the mask is a causal triangle and no more: nothing remembered, no window that hides a
+    key, no borders of documents, no factors.
+    """
     is_plain = span.since_BT is None and span.log_weight_BTS is None
     return span.n_mem == 0 and not 0 < span.window < span.n_key and is_plain
 
@@ -73,16 +94,26 @@ def softmax_path(pos: PositionEncoding) -> str:
     """The computation that serves an encoding."""
     if pos.is_relative():
         return "relative"
-    return "plain" if pos.needs_scores() else "scaled_dot_product_attention"
+    if pos.needs_scores():
+        return "plain"
+    return "scaled_dot_product_attention"
 
 
-def logits(q_BNTH: Tensor, k_BNSH: Tensor, pos: PositionEncoding, feats: Tensor, span: Span) -> Tensor:
-    """The logits of all pairs, (B, N, T, S), by the encoding's definition; those of hidden pairs are arbitrary."""
+def logits(
+    q_BNTH: Tensor, k_BNSH: Tensor, pos: PositionEncoding, feats: Tensor, span: Span
+) -> Tensor:
+    """The logits of all pairs, (B, N, T, S), by the encoding's definition; those of hidden pairs
+    are arbitrary.
+    """
     if pos.is_relative():
         r_RNH, u_NH, w_NH = pos.relative(feats)
         r_SNH = with_far_rows(r_RNH, k_BNSH.shape[2])
         logit_BNTS = (pos.scale * (q_BNTH + u_NH[:, None])) @ k_BNSH.mT
-        return logit_BNTS + rel_shift((pos.scale * (q_BNTH + w_NH[:, None])) @ r_SNH.permute(1, 2, 0))
+        return logit_BNTS + rel_shift(
+            (pos.scale * (q_BNTH + w_NH[:, None])) @ r_SNH.permute(1, 2, 0)
+        )
     logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
     term = pos.score(q_BNTH, k_BNSH, feats, span)
-    return logit_BNTS if term is None else logit_BNTS + term
+    if term is None:
+        return logit_BNTS
+    return logit_BNTS + term

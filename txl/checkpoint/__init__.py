@@ -11,6 +11,13 @@ from txl.checkpoint.folder import (
     remove_checkpoints,
     set_aside,
 )
-from txl.checkpoint.load import checkpoint_of, load_model, load_snapshot, load_weights, model_with, newest_whole
+from txl.checkpoint.load import (
+    checkpoint_of,
+    load_model,
+    load_snapshot,
+    load_weights,
+    model_with,
+    newest_whole,
+)
 from txl.checkpoint.record import Checkpoint, last_checkpoint, open_checkpoint, point_at_best
 from txl.checkpoint.save import CheckpointWriter, Snapshot

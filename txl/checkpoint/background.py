@@ -22,7 +22,8 @@ class Background:
 
     def wait(self) -> None:
         """Wait until the function that was started last has returned, and raise its error."""
-        running, self._running = self._running, None
+        running = self._running
+        self._running = None
         if running is not None:
             running.result()
 
@@ -40,6 +41,10 @@ def _copied(tensor: Tensor, ranks: Ranks) -> Tensor:
 
     assert isinstance(tensor, DTensor)
     assert ranks.control is not None  # there are shards
-    mesh, local = DeviceMesh.from_group(ranks.control, "cpu"), tensor.to_local().to("cpu", copy=True)
-    shape, stride = torch.Size(tensor.shape), tensor.stride()
-    return DTensor.from_local(local, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
+    mesh = DeviceMesh.from_group(ranks.control, "cpu")
+    local = tensor.to_local().to("cpu", copy=True)
+    shape = torch.Size(tensor.shape)
+    stride = tensor.stride()
+    return DTensor.from_local(
+        local, mesh, tensor.placements, run_check=False, shape=shape, stride=stride
+    )

@@ -23,7 +23,9 @@ class ModelUse(Checked):
     """How a trained model is loaded and run. Shared by the programs that use one."""
 
     vocabulary: str | None = option(
-        None, "file of the words of another program's checkpoint (not given: the one inside or beside the weights)"
+        None,
+        "file of the words of another program's checkpoint (not given: the one inside or beside the"
+        " weights)",
     )
     same_length: bool | None = option(None, SAME_LENGTH_HELP)
     clamp_len: int | None = option(None, CLAMP_LEN_HELP, minimum=-1, below=2**31)
@@ -33,8 +35,9 @@ class ModelUse(Checked):
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     dtype: Dtype = option(
         "float32",
-        "dtype of the weights and of their products; sums stay in float32; bfloat16 takes half the memory, is less "
-        "exact, and faster on a GPU or CPU that is made for it; auto: bfloat16 there",
+        "dtype of the weights and of their products; sums stay in float32; bfloat16 takes half the"
+        " memory, is less exact, and faster on a GPU or CPU that is made for it; auto: bfloat16"
+        " there",
     )
 
 
@@ -44,6 +47,6 @@ class OneModel(ModelUse):
 
     work_dir: str = option(
         "runs/txl",
-        "run directory, for its best checkpoint; or one checkpoint in it, a checkpoint of another program, or the name "
-        "of a model on the Hugging Face hub, see docs/importing.md",
+        "run directory, for its best checkpoint; or one checkpoint in it, a checkpoint of another"
+        " program, or the name of a model on the Hugging Face hub, see docs/importing.md",
     )

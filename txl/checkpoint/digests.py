@@ -1,7 +1,8 @@
-"""The digests of all files of a checkpoint, in a file that `sha256sum --check` reads; its last line is its own digest.
+"""The digests of all files of a checkpoint, in a file that `sha256sum --check` reads; its last line
+is its own digest.
 
-While config.json and progress.json are written anew they have two digests each: a kill in between leaves the checkpoint
-whole.
+While config.json and progress.json are written anew they have two digests each: a kill in between
+leaves the checkpoint whole.
 """
 
 import hashlib
@@ -23,15 +24,19 @@ def digest_of(content: bytes) -> str:
 
 def write_digests(folder: Path, digests: Digests) -> None:
     """Write the digests of a folder's files, whole or not at all."""
-    lines = [f"{digest}  {name}\n" for name in sorted(digests) for digest in sorted(digests[name])]
+    lines = []
+    for name in sorted(digests):
+        for digest in sorted(digests[name]):
+            lines.append(f"{digest}  {name}\n")
     body = "".join(lines).encode()
     with written_whole(folder / DIGESTS) as temporary:
         temporary.write_bytes(body + _own_line(body))
 
 
 def read_digests(folder: Path) -> Digests | None:
-    """The digests of a folder's files; None if it has none, as checkpoints of version 0.2 and before. Raises
-    `UsageError` if they are damaged."""
+    """The digests of a folder's files; None if it has none, as checkpoints of version 0.2 and
+    before. Raises `UsageError` if they are damaged.
+    """
     path = folder / DIGESTS
     try:
         content = content_of(path)

@@ -10,8 +10,8 @@
     run/latest, run/best                           text files with the name of a checkpoint
     run/step_00004000.aside                        damaged, or left behind by --resume STEP; never read
 
-Only files and folders with these names are ever removed. A checkpoint may be a link to a folder elsewhere: it is read
-through the link, and only the link is ever renamed or removed.
+Only files and folders with these names are ever removed. A checkpoint may be a link to a folder
+elsewhere: it is read through the link, and only the link is ever renamed or removed.
 """
 
 import logging
@@ -24,7 +24,10 @@ from txl.config import UsageError
 from txl.files import content_of, discard, write_whole
 from txl.registry import NoSuchPart
 
-RECORD, WEIGHTS, PROGRESS, OPTIMIZER = "config.json", "model.safetensors", "progress.json", "optimizer.safetensors"
+RECORD = "config.json"
+WEIGHTS = "model.safetensors"
+PROGRESS = "progress.json"
+OPTIMIZER = "optimizer.safetensors"
 STREAMS = "streams_{:05d}_{:05d}.safetensors"
 _LOG = logging.getLogger("txl.checkpoint")
 _NAME = re.compile(r"step_(\d{8,})")
@@ -41,10 +44,19 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run by step; a folder gets its name once it is complete. A link that leads nowhere, perhaps
-    to a disk that is not mounted, counts as a damaged one."""
-    named = [(int(match[1]), path) for path in run.glob("step_*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(named) if is_checkpoint(path) or (path.is_symlink() and not path.exists())]
+    """The checkpoints of a run by step; a folder gets its name once it is complete. A link that
+    leads nowhere, perhaps to a disk that is not mounted, counts as a damaged one.
+    """
+    named = []
+    for path in run.glob("step_*"):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            named.append((int(match[1]), path))
+    paths = []
+    for _, path in sorted(named):
+        if is_checkpoint(path) or (path.is_symlink() and not path.exists()):
+            paths.append(path)
+    return paths
 
 
 def remove_checkpoints(run: Path) -> None:
@@ -52,7 +64,10 @@ def remove_checkpoints(run: Path) -> None:
     for pointer in ("latest", "best"):
         unpoint(run / pointer)
     _remove_half_written(run)
-    for old in [*checkpoints(run), *(path for path in run.glob("step_*.aside*") if is_checkpoint(path))]:
+    for old in [
+        *checkpoints(run),
+        *(path for path in run.glob("step_*.aside*") if is_checkpoint(path)),
+    ]:
         _remove(old)
 
 
@@ -79,14 +94,18 @@ def pointed(pointer: Path) -> str | None:
         name = content_of(pointer).decode().strip()
     except (OSError, UnicodeDecodeError):
         return None
-    return name if pointer.parent / name in checkpoints(pointer.parent) else None
+    if pointer.parent / name in checkpoints(pointer.parent):
+        return name
+    return None
 
 
 def point(pointer: Path, name: str) -> None:
     """Point to a checkpoint. A folder in the pointer's place is set aside."""
     if pointer.is_dir() and not pointer.is_symlink():
         _LOG.warning(
-            "%s: a folder, where the name of a checkpoint belongs; kept as %s", pointer, set_aside(pointer).name
+            "%s: a folder, where the name of a checkpoint belongs; kept as %s",
+            pointer,
+            set_aside(pointer).name,
         )
     write_whole(pointer, name + "\n")
 
@@ -101,8 +120,8 @@ def damaged(path: Path, why: object = "missing, truncated or damaged") -> UsageE
     """The error for a damaged file of a checkpoint.
 
     Args:
-        why: an error; flags and remedies in it are left out, since the values come from a file, but for parts that
-            are not there.
+        why: an error; flags and remedies in it are left out, since the values come from a file, but
+            for parts that are not there.
     """
     if isinstance(why, NoSuchPart):
         return UsageError(f"{path}: {str(why).removeprefix('--')}")

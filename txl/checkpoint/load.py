@@ -1,4 +1,7 @@
-"""Reading checkpoints. They may be damaged, old or malicious, so sizes are checked before anything is built."""
+"""Reading checkpoints.
+
+They may be damaged, old or malicious, so sizes are checked before anything is built.
+"""
 
 import math
 import re
@@ -32,17 +35,26 @@ Header = dict[str, tuple[tuple[int, ...], bool]]
 
 
 def load_model(
-    checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float = 0.0, dtype: torch.dtype = torch.float32
+    checkpoint: Checkpoint,
+    *,
+    dropout: float = 0.0,
+    dropatt: float = 0.0,
+    dtype: torch.dtype = torch.float32,
 ) -> TransformerXL:
-    """The model with its trained weights, in evaluation mode. Weights in 16 bits become float32, unless `dtype` is one
-    of 16 bits, see `cast_weights`. Raises `UsageError` if the weights are damaged, not finite, or do not fit the
-    configuration."""
+    """The model with its trained weights, in evaluation mode. Weights in 16 bits become float32,
+    unless `dtype` is one of 16 bits, see `cast_weights`. Raises `UsageError` if the weights are
+    damaged, not finite, or do not fit the configuration.
+    """
     path = _path_of_weights(checkpoint.folder)
     require_weights(checkpoint)
-    saved = {_current_name(name): tensor for name, tensor in _tensors(checkpoint.folder, WEIGHTS, {}).items()}
+    saved = {}
+    for name, tensor in _tensors(checkpoint.folder, WEIGHTS, {}).items():
+        saved[_current_name(name)] = tensor
     if not all(tensor.isfinite().all() for tensor in saved.values()):
         raise damaged(path, "holds weights that are not finite numbers")
-    return model_with(saved, checkpoint.model_config, dropout=dropout, dropatt=dropatt, dtype=dtype).eval()
+    return model_with(
+        saved, checkpoint.model_config, dropout=dropout, dropatt=dropatt, dtype=dtype
+    ).eval()
 
 
 def model_with(
@@ -58,23 +70,33 @@ def model_with(
     if all(weight.dtype != torch.float64 for weight in weights.values()):
         cast_weights(model, dtype)
     for name, weight in weights_of(model).items():
-        half = weight.dtype if weight.dtype.itemsize == 2 else None
+        if weight.dtype.itemsize == 2:
+            half = weight.dtype
+        else:
+            half = None
         weight.data = weights[name].to(half or at_least_float32(weights[name].dtype), copy=True)
     return model
 
 
 def load_weights(checkpoint: Checkpoint, model: TransformerXL) -> None:
-    """Read the weights into a model, of a sharded one this rank's rows only. Raises `UsageError` if the weights are
-    damaged, not finite, or do not fit the model."""
+    """Read the weights into a model, of a sharded one this rank's rows only. Raises `UsageError` if
+    the weights are damaged, not finite, or do not fit the model.
+    """
     require_weights(checkpoint)
     own = weights_of(model)
-    names = {_current_name(name): name for name in header_of_weights(checkpoint.folder)}
+    names = {}
+    for name in header_of_weights(checkpoint.folder):
+        names[_current_name(name)] = name
     read_into({saved: own[name].detach() for name, saved in names.items()}, checkpoint.folder)
     if not all(local(tensor).isfinite().all() for tensor in own.values()):
-        raise damaged(_path_of_weights(checkpoint.folder), "holds weights that are not finite numbers")
+        raise damaged(
+            _path_of_weights(checkpoint.folder), "holds weights that are not finite numbers"
+        )
 
 
-def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL | None = None) -> Snapshot:
+def load_snapshot(
+    checkpoint: Checkpoint, streams: slice, model: TransformerXL | None = None
+) -> Snapshot:
     """The state that a run needs to resume with these streams of the global batch.
 
     It has random states only if one process computed exactly these streams before.
@@ -84,7 +106,8 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL |
     Raises:
         UsageError: if a file is missing or damaged.
     """
-    folder, shape = checkpoint.folder, checkpoint.model_config
+    folder = checkpoint.folder
+    shape = checkpoint.model_config
     empty = empty_memory(shape, 1, like=torch.empty(0)).named()
     remembered: dict[str, list[Tensor]] = {}
     rng: dict[str, Tensor] = {}
@@ -102,17 +125,25 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL |
             elif (first, end) == (streams.start, streams.stop):
                 rng[key] = tensor
     sizes = {sum(map(len, parts)) for parts in remembered.values()}
-    if remembered and (remembered.keys() != empty.keys() or sizes != {streams.stop - streams.start}):
+    if remembered and (
+        remembered.keys() != empty.keys() or sizes != {streams.stop - streams.start}
+    ):
         raise damaged(folder / "streams_*.safetensors")
     memory = None
     if remembered:
         memory = of_named({name: rows_joined(parts) for name, parts in remembered.items()})
-    parameters = dict(model.named_parameters()) if model is not None and model.is_sharded else {}
-    return Snapshot(progress_of(checkpoint), _tensors(folder, OPTIMIZER, parameters), memory, rng, folder)
+    if model is not None and model.is_sharded:
+        parameters = dict(model.named_parameters())
+    else:
+        parameters = {}
+    return Snapshot(
+        progress_of(checkpoint), _tensors(folder, OPTIMIZER, parameters), memory, rng, folder
+    )
 
 
 def _tensors(folder: Path, file: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `file` holds where there are no shards: weights, or the state of the optimizer, whose names have a colon.
+    """What `file` holds where there are no shards: weights, or the state of the optimizer, whose
+    names have a colon.
 
     Args:
         parameters: of a sharded model, whose state comes in shards too.
@@ -136,26 +167,41 @@ def _path_of_weights(folder: Path) -> Path:
 
 
 def header_of_weights(folder: Path) -> Header:
-    """`header_of` the weights in a checkpoint. Raises `UsageError` if they are missing or damaged."""
+    """`header_of` the weights in a checkpoint.
+
+    Raises `UsageError` if they are missing or damaged.
+    """
     if not shards_in(folder):
         return header_of(folder / WEIGHTS)
     found = tensors_in(folder).items()
-    return {name: (tuple(shape), dtype in _FLOATS.values()) for name, (shape, dtype) in found if ":" not in name}
+    header = {}
+    for name, (shape, dtype) in found:
+        if ":" not in name:
+            header[name] = (tuple(shape), dtype in _FLOATS.values())
+    return header
 
 
 def checkpoint_of(run: Path, step: int) -> Checkpoint:
-    """The checkpoint of a step, all its files checked. Raises `UsageError` if there is none, or it is damaged."""
+    """The checkpoint of a step, all its files checked.
+
+    Raises `UsageError` if there is none, or it is damaged.
+    """
     found = require_some(run)
     if run / name_of(step) not in found:
         steps = ", ".join(path.name.removeprefix("step_").lstrip("0") for path in found)
-        raise UsageError(f"--resume {step}: {run} holds no checkpoint of this step; there are {steps}")
+        raise UsageError(
+            f"--resume {step}: {run} holds no checkpoint of this step; there are {steps}"
+        )
     checkpoint = open_folder(run / name_of(step))
     require_whole(checkpoint)
     return checkpoint
 
 
 def newest_whole(run: Path) -> tuple[Checkpoint, list[UsageError]]:
-    """The newest complete checkpoint, and the errors of newer ones. Raises `UsageError` if none is complete."""
+    """The newest complete checkpoint, and the errors of newer ones.
+
+    Raises `UsageError` if none is complete.
+    """
     errors: list[UsageError] = []
     for folder in reversed(require_some(run)):
         try:
@@ -168,10 +214,14 @@ def newest_whole(run: Path) -> tuple[Checkpoint, list[UsageError]]:
 
 
 def require_whole(checkpoint: Checkpoint) -> None:
-    """Check all files: first that they are those that were written, then that they belong together. Raises `UsageError`
-    naming the file that is missing or damaged."""
+    """Check all files: first that they are those that were written, then that they belong together.
+    Raises `UsageError` naming the file that is missing or damaged.
+    """
     shards = shards_in(checkpoint.folder)
-    in_one = [] if shards else [checkpoint.folder / WEIGHTS, checkpoint.folder / OPTIMIZER]
+    if shards:
+        in_one = []
+    else:
+        in_one = [checkpoint.folder / WEIGHTS, checkpoint.folder / OPTIMIZER]
     tensors = [*in_one, *_stream_files(checkpoint)]
     noted = [checkpoint.folder / name for name in checkpoint.digests]
     for path in dict.fromkeys([*noted, *shards, *tensors, checkpoint.folder / PROGRESS]):
@@ -183,8 +233,9 @@ def require_whole(checkpoint: Checkpoint) -> None:
 
 
 def require_weights(checkpoint: Checkpoint) -> None:
-    """Check the weights, and compare their header with the configuration, before a model of that size is built. Raises
-    `UsageError` if they are damaged or do not fit."""
+    """Check the weights, and compare their header with the configuration, before a model of that
+    size is built. Raises `UsageError` if they are damaged or do not fit.
+    """
     checkpoint.require_shards()
     if not shards_in(checkpoint.folder):
         checkpoint.require_digest(checkpoint.folder / WEIGHTS)
@@ -193,7 +244,8 @@ def require_weights(checkpoint: Checkpoint) -> None:
 
 def _require_fit(checkpoint: Checkpoint) -> None:
     """Raise `UsageError` unless the header of the weights has what the configuration asks for."""
-    path, config = _path_of_weights(checkpoint.folder), checkpoint.model_config
+    path = _path_of_weights(checkpoint.folder)
+    config = checkpoint.model_config
     header = header_of_weights(checkpoint.folder)
     n_element = sum(math.prod(shape) for shape, _ in header.values())
     try:
@@ -224,33 +276,47 @@ def progress_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def header_of(path: Path) -> Header:
-    """The header of a file of tensors. Raises `UsageError` if it is missing or damaged, `OSError` if it may not
-    be read."""
+    """The header of a file of tensors. Raises `UsageError` if it is missing or damaged, `OSError`
+    if it may not be read.
+    """
     require_readable(path)
     try:
         with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {name: (tuple(s.get_shape()), s.get_dtype() in _FLOATS) for name, s in slices.items()}
+            header = {}
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_slice(name)
+                header[name] = (tuple(tensor.get_shape()), tensor.get_dtype() in _FLOATS)
+            return header
     except (OSError, SafetensorError):
         raise damaged(path) from None
 
 
 def _is_memory(tensor: Tensor, n_stream: int, *, like: Tensor) -> bool:
-    """True for the tensor of so many streams that has grown from `like` along the axes that are empty there."""
+    """True for the tensor of so many streams that has grown from `like` along the axes that are
+    empty there.
+    """
     sizes = zip(tensor.shape[1:], like.shape[1:], strict=False)
     fits = tensor.ndim == like.ndim and all(size == own or not own for size, own in sizes)
-    return fits and len(tensor) == n_stream and tensor.is_floating_point() == like.is_floating_point()
+    return (
+        fits and len(tensor) == n_stream and tensor.is_floating_point() == like.is_floating_point()
+    )
 
 
 def _stream_files(checkpoint: Checkpoint) -> list[Path]:
     """The files of the streams, which must cover the batch without a gap."""
     pattern = re.compile(r"streams_(\d{5,})_(\d{5,})\.safetensors")
-    found = [(m, path) for path in checkpoint.folder.glob("streams_*") if (m := pattern.fullmatch(path.name))]
+    found = [
+        (m, path)
+        for path in checkpoint.folder.glob("streams_*")
+        if (m := pattern.fullmatch(path.name))
+    ]
     found.sort(key=lambda pair: int(pair[0][1]))
     ends = [0, *(int(match[2]) for match, _ in found)]
     n_stream = checkpoint.record.get("train", {}).get("batch_size", ends[-1] or 1)
     if [int(match[1]) for match, _ in found] != ends[:-1] or ends[-1] != n_stream:
-        raise damaged(checkpoint.folder / "streams_*.safetensors", "not all streams of the batch are there")
+        raise damaged(
+            checkpoint.folder / "streams_*.safetensors", "not all streams of the batch are there"
+        )
     return [path for _, path in found]
 
 

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from txl.checkpoint.digests import DIGESTS, Digests, digest_of, read_digests
-from txl.checkpoint.folder import RECORD, WEIGHTS, checkpoints, damaged, is_checkpoint, point, pointed, unpoint
+from txl.checkpoint.folder import (
+    RECORD,
+    WEIGHTS,
+    checkpoints,
+    damaged,
+    is_checkpoint,
+    point,
+    pointed,
+    unpoint,
+)
 from txl.checkpoint.save import FORMAT
 from txl.checkpoint.shards import SHARDS, shards_in
 from txl.config import Context, ModelConfig, UsageError
@@ -16,9 +25,18 @@ from txl.runtime.records import parse_json, require_fields
 
 _FIELDS = {
     **{"format": int, "step": int, "best": bool, "parameters": int, "versions": dict[str, str]},
-    **{"model": dict[str, Any], "context": dict[str, Any], "train": dict[str, Any], "data": dict[str, Any]},
+    **{
+        "model": dict[str, Any],
+        "context": dict[str, Any],
+        "train": dict[str, Any],
+        "data": dict[str, Any],
+    },
     **{"attachments": dict[str, str], "files": dict[str, str], "texts": dict[str, str]},
-    **{"reading": dict[str, str | bool], "rates": dict[str, float], "valid_nats_per_token": float | None},
+    **{
+        "reading": dict[str, str | bool],
+        "rates": dict[str, float],
+        "valid_nats_per_token": float | None,
+    },
     **{"converted_from": dict[str, str | list[str]]},
 }
 """The fields of config.json that are checked; there may be others."""
@@ -53,16 +71,21 @@ class Checkpoint:
         raise damaged(self.folder / name)
 
     def fingerprint(self) -> str:
-        """Hex digest of the weights, whose digests were compared before; of shards, with the optimizer state beside
-        them. A training may have removed the files meanwhile."""
-        shards = sorted(fnmatch.filter(self.digests, SHARDS)) or [path.name for path in shards_in(self.folder)]
+        """Hex digest of the weights, whose digests were compared before; of shards, with the
+        optimizer state beside them. A training may have removed the files meanwhile.
+        """
+        shards = sorted(fnmatch.filter(self.digests, SHARDS)) or [
+            path.name for path in shards_in(self.folder)
+        ]
         if shards:
             return digest_of("".join(map(self._digest, shards)).encode())
         return self._digest(WEIGHTS)
 
     def _digest(self, name: str) -> str:
         known = list(self.digests.get(name, ()))
-        return known[0] if len(known) == 1 else sha256(self.folder / name)
+        if len(known) == 1:
+            return known[0]
+        return sha256(self.folder / name)
 
     def require_shards(self) -> None:
         """Raise `UsageError` unless all files of the ranks are there and have their digests."""
@@ -78,28 +101,37 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The best checkpoint in a run directory, else its last; or the one in the given folder. Raises `UsageError` if
-    there is none, or it is damaged."""
+    """The best checkpoint in a run directory, else its last; or the one in the given folder. Raises
+    `UsageError` if there is none, or it is damaged.
+    """
     if path.is_file():
         raise UsageError(f"{path}: is a file; name its folder, {path.parent}")
     if not path.is_dir():
-        raise UsageError(f"{path}: no such folder; give the folder of a run, as in train.py --work_dir")
+        raise UsageError(
+            f"{path}: no such folder; give the folder of a run, as in train.py --work_dir"
+        )
     if is_checkpoint(path):
         return open_folder(path)
     best, error = _best_checkpoint(path)
     if error is not None:
         raise error
-    return last_checkpoint(path) if best is None else best
+    if best is None:
+        return last_checkpoint(path)
+    return best
 
 
 def last_checkpoint(run: Path) -> Checkpoint:
-    """The checkpoint of the highest step. Raises `UsageError` if there is none, or it is damaged."""
+    """The checkpoint of the highest step.
+
+    Raises `UsageError` if there is none, or it is damaged.
+    """
     return open_folder(require_some(run)[-1])
 
 
 def point_at_best(run: Path) -> bool:
-    """Point `best` to the last checkpoint saved as the best one; a kill may have prevented that. If there is none, not
-    even a damaged one, `best` is removed. Returns whether there is one."""
+    """Point `best` to the last checkpoint saved as the best one; a kill may have prevented that. If
+    there is none, not even a damaged one, `best` is removed. Returns whether there is one.
+    """
     best, error = _best_checkpoint(run)
     if best is not None:
         point(run / "best", best.folder.name)
@@ -109,14 +141,18 @@ def point_at_best(run: Path) -> bool:
 
 
 def _best_checkpoint(run: Path) -> tuple[Checkpoint | None, UsageError | None]:
-    """The last whole checkpoint that was saved as the best one, and the error of the one that `best` names if it is
-    damaged. What the checkpoints say counts: a kill or a bad disk may have left another name in `best`."""
-    named, error = pointed(run / "best"), None
+    """The last whole checkpoint that was saved as the best one, and the error of the one that
+    `best` names if it is damaged. What the checkpoints say counts: a kill or a bad disk may have
+    left another name in `best`.
+    """
+    named = pointed(run / "best")
+    error = None
     for folder in reversed(checkpoints(run)):
         try:
             checkpoint = open_folder(folder)
         except UsageError as why:
-            error = why if folder.name == named else error
+            if folder.name == named:
+                error = why
             continue
         if checkpoint.record.get("best", folder.name == named):
             return checkpoint, error
@@ -137,20 +173,31 @@ def open_folder(folder: Path) -> Checkpoint:
             raise ValueError(f"{DIGESTS} beside it is missing")
         require_fields({name: value for name, value in record.items() if name in _FIELDS}, _FIELDS)
         model = ModelConfig(**require_fields(record["model"], ModelConfig))
-        lengths = {name: value for name, value in record["context"].items() if name not in _GONE_LENGTHS}
+        lengths = {}
+        for name, value in record["context"].items():
+            if name not in _GONE_LENGTHS:
+                lengths[name] = value
         context = Context(**require_fields(lengths, Context))
     except (KeyError, json.JSONDecodeError, UnicodeDecodeError):
         raise damaged(path) from None
     except ValueError as error:
         raise damaged(path, error) from None
-    of_some = {name: [digest] for name, digest in {**record.get("files", {}), **record.get("attachments", {})}.items()}
-    known = of_some if digests is None else digests
-    return Checkpoint(folder, {"step": 0, **record}, model, context, known, names_all=digests is not None)
+    of_some = {}
+    for name, digest in {**record.get("files", {}), **record.get("attachments", {})}.items():
+        of_some[name] = [digest]
+    if digests is None:
+        known = of_some
+    else:
+        known = digests
+    return Checkpoint(
+        folder, {"step": 0, **record}, model, context, known, names_all=digests is not None
+    )
 
 
 def _digests_and_record(folder: Path) -> tuple[Digests | None, bytes]:
-    """The digests of a checkpoint and its config.json, which has its digest. Both are read again if a training has
-    written them meanwhile."""
+    """The digests of a checkpoint and its config.json, which has its digest. Both are read again if
+    a training has written them meanwhile.
+    """
     path = folder / RECORD
     while True:
         digests = read_digests(folder)
@@ -168,5 +215,7 @@ def require_some(run: Path) -> list[Path]:
     """The checkpoints of a run by step. Raises `UsageError` if there is none."""
     found = checkpoints(run)
     if not found:
-        raise UsageError(f"{run}: holds no checkpoint; train first, or give the folder of another run")
+        raise UsageError(
+            f"{run}: holds no checkpoint; train first, or give the folder of another run"
+        )
     return found

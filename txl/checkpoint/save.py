@@ -1,8 +1,9 @@
 """Writing a checkpoint.
 
-It is written to a temporary folder, flushed and renamed, so that a folder named step_* is whole; `latest` and `best`
-are updated afterwards. Memory is saved by stream, not by process, so that another number of processes can resume.
-Where the model is sharded each rank writes its rows of weights and optimizer state; see `txl.checkpoint.shards`.
+It is written to a temporary folder, flushed and renamed, so that a folder named step_* is whole;
+`latest` and `best` are updated afterwards. Memory is saved by stream, not by process, so that
+another number of processes can resume. Where the model is sharded each rank writes its rows of
+weights and optimizer state; see `txl.checkpoint.shards`.
 """
 
 import json
@@ -21,7 +22,17 @@ from torch import Tensor
 
 from txl.checkpoint.background import Background, copied
 from txl.checkpoint.digests import digest_of, read_digests, write_digests
-from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, STREAMS, WEIGHTS, name_of, point, remove_old, set_aside
+from txl.checkpoint.folder import (
+    OPTIMIZER,
+    PROGRESS,
+    RECORD,
+    STREAMS,
+    WEIGHTS,
+    name_of,
+    point,
+    remove_old,
+    set_aside,
+)
 from txl.checkpoint.shards import write_shards
 from txl.config import Context, UsageError, as_dict
 from txl.files import discard, errors_naming, flush, sha256, sigterm_raises, write_whole
@@ -64,8 +75,8 @@ class CheckpointWriter:
         record: further fields of config.json.
         attachments: text files to keep with the weights, by name.
         keep_last: number of checkpoints to keep besides the best one.
-        background: writes a copy while the training goes on; None: `save` returns when all is written. The group of
-            `ranks` must then have no other use.
+        background: writes a copy while the training goes on; None: `save` returns when all is
+            written. The group of `ranks` must then have no other use.
     """
 
     run: Path
@@ -84,7 +95,9 @@ class CheckpointWriter:
 
     @contextmanager
     def finished(self) -> Iterator[None]:
-        """Leave this context when nothing is written in the background any more; raises an error of it."""
+        """Leave this context when nothing is written in the background any more; raises an error of
+        it.
+        """
         try:
             yield
         except BaseException:
@@ -99,11 +112,19 @@ class CheckpointWriter:
             self.background.wait()
 
     def save(
-        self, model: TransformerXL, snapshot: Snapshot, *, step: int, best: bool, valid_nats: float | None = None
+        self,
+        model: TransformerXL,
+        snapshot: Snapshot,
+        *,
+        step: int,
+        best: bool,
+        valid_nats: float | None = None,
     ) -> Path:
-        """Write the checkpoint of a step and point `latest` (and `best`) to it. All ranks call it together.
+        """Write the checkpoint of a step and point `latest` (and `best`) to it. All ranks call it
+        together.
 
-        A second call for the same step, after an evaluation, rewrites config.json and progress.json only.
+        A second call for the same step, after an evaluation, rewrites config.json and progress.json
+        only.
 
         Args:
             valid_nats: the validation loss, nats per token.
@@ -123,7 +144,9 @@ class CheckpointWriter:
             "parameters": sum(p.numel() for p in model.parameters()),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             **self.record,
-            "valid_nats_per_token": valid_nats if valid_nats is not None and math.isfinite(valid_nats) else None,
+            "valid_nats_per_token": valid_nats
+            if valid_nats is not None and math.isfinite(valid_nats)
+            else None,
         }
         self.ranks.by_main(self._require_place)
         if self.ranks.by_main(lambda: _is_of_step(folder, step)):
@@ -133,20 +156,30 @@ class CheckpointWriter:
         elif self.background is None:
             self._write(folder, weights_of(model), model.is_sharded, config, snapshot)
         else:
-            weights, snapshot = copied(weights_of(model), self.ranks), self._copied(snapshot)
+            weights = copied(weights_of(model), self.ranks)
+            snapshot = self._copied(snapshot)
             sharded = model.is_sharded
             self.background.start(lambda: self._write(folder, weights, sharded, config, snapshot))
         return folder
 
     def _require_place(self) -> None:
-        if self._place is None or (self.run.is_dir() and os.path.samestat(self._place, self.run.stat())):
+        if self._place is None or (
+            self.run.is_dir() and os.path.samestat(self._place, self.run.stat())
+        ):
             return
         do = "give it this name again and continue with --resume, from its last checkpoint"
-        raise UsageError(f"--work_dir {self.run}: was renamed or removed while it was trained in; {do}")
+        raise UsageError(
+            f"--work_dir {self.run}: was renamed or removed while it was trained in; {do}"
+        )
 
     def _copied(self, snapshot: Snapshot) -> Snapshot:
-        optimizer, memory = copied(snapshot.optimizer, self.ranks), snapshot.memory
-        memory = None if memory is None else memory.to(torch.device("cpu"))  # nobody writes to a memory
+        optimizer = copied(snapshot.optimizer, self.ranks)
+        memory = snapshot.memory
+        # nobody writes to a memory
+        if memory is None:
+            memory = None
+        else:
+            memory = memory.to(torch.device("cpu"))
         return replace(snapshot, optimizer=optimizer, memory=memory)
 
     def _point(self, folder: Path, *, best: bool) -> None:
@@ -158,10 +191,19 @@ class CheckpointWriter:
 
     @sigterm_raises()
     def _write(
-        self, folder: Path, weights: dict[str, Tensor], sharded: bool, config: dict[str, Any], snapshot: Snapshot
+        self,
+        folder: Path,
+        weights: dict[str, Tensor],
+        sharded: bool,
+        config: dict[str, Any],
+        snapshot: Snapshot,
     ) -> None:
-        """A whole checkpoint. Each rank writes its streams and, if `sharded`, its rows; rank 0 writes the rest."""
-        temporary, is_main = folder.with_name(f".{folder.name}.tmp"), self.ranks.is_main
+        """A whole checkpoint.
+
+        Each rank writes its streams and, if `sharded`, its rows; rank 0 writes the rest.
+        """
+        temporary = folder.with_name(f".{folder.name}.tmp")
+        is_main = self.ranks.is_main
         try:
             if is_main:
                 discard(temporary)
@@ -169,10 +211,15 @@ class CheckpointWriter:
             self.ranks.barrier()
             mine = _write_streams(temporary, snapshot, self.columns)
             if sharded:
-                mine |= dict(map(_flushed, write_shards(weights | snapshot.optimizer, temporary, self.ranks)))
+                mine |= dict(
+                    map(_flushed, write_shards(weights | snapshot.optimizer, temporary, self.ranks))
+                )
             written = self.ranks.gathered(mine)
             if is_main:
-                digests = {name: digest for files in written for name, digest in files.items()}
+                digests = {}
+                for files in written:
+                    for name, digest in files.items():
+                        digests[name] = digest
                 if not sharded:
                     digests |= _write_tensors(weights, temporary / WEIGHTS)
                     digests |= _write_tensors(snapshot.optimizer, temporary / OPTIMIZER)
@@ -197,7 +244,10 @@ def _json(values: Mapping[str, Any]) -> str:
 
 
 def _is_of_step(folder: Path, step: int) -> bool:
-    """True if a folder holds a checkpoint of this step. A link is none: what it leads to is not written to."""
+    """True if a folder holds a checkpoint of this step.
+
+    A link is none: what it leads to is not written to.
+    """
     if folder.is_symlink():
         return False
     try:
@@ -208,28 +258,46 @@ def _is_of_step(folder: Path, step: int) -> bool:
 
 
 def _rewrite(folder: Path, config: dict[str, Any], progress: dict[str, Any]) -> None:
-    """config.json first: a kill between the two then repeats the evaluation instead of losing it."""
-    before = read_digests(folder) or {path.name: {sha256(path)} for path in folder.iterdir() if path.is_file()}
+    """config.json first: a kill between the two then repeats the evaluation
+    instead of losing it.
+    """
+    before = read_digests(folder) or {
+        path.name: {sha256(path)} for path in folder.iterdir() if path.is_file()
+    }
     texts = {RECORD: _json(config), PROGRESS: _json(progress)}
-    after = {name: {digest_of(text.encode())} for name, text in texts.items()}
-    write_digests(folder, {**before, **{name: {*before.get(name, ()), *after[name]} for name in after}})
+    after = {}
+    for name, text in texts.items():
+        after[name] = {digest_of(text.encode())}
+    write_digests(
+        folder, {**before, **{name: {*before.get(name, ()), *after[name]} for name in after}}
+    )
     for name, text in texts.items():
         write_whole(folder / name, text)
     write_digests(folder, {**before, **after})
 
 
 def _write_streams(folder: Path, snapshot: Snapshot, columns: slice) -> dict[str, str]:
-    remembered = snapshot.memory.named() if snapshot.memory is not None else {}
-    tensors = {f"memory.{name}": tensor for name, tensor in remembered.items()}
-    tensors |= {f"rng.{kind}": state for kind, state in snapshot.rng.items()}
+    if snapshot.memory is not None:
+        remembered = snapshot.memory.named()
+    else:
+        remembered = {}
+    tensors = {}
+    for name, tensor in remembered.items():
+        tensors[f"memory.{name}"] = tensor
+    for kind, state in snapshot.rng.items():
+        tensors[f"rng.{kind}"] = state
     return _write_tensors(tensors, folder / STREAMS.format(columns.start, columns.stop))
 
 
 def _write_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, str]:
     """Write a file of tensors; its name and digest."""
     with errors_naming(path):
-        save_file({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}, path)
-        path.chmod(path.parent.stat().st_mode & 0o666)  # the library makes files that only their owner may read
+        save_file(
+            {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()},
+            path,
+        )
+        # the library makes files that only their owner may read
+        path.chmod(path.parent.stat().st_mode & 0o666)
     return dict([_flushed(path)])
 
 

@@ -1,7 +1,8 @@
 """Weights and optimizer state in one file a rank, through torch.distributed.checkpoint.
 
-The files are safetensors, whose headers say which rows of a tensor they hold: nothing in them is unpickled, and a
-checkpoint in one file is read the same way. The library is imported where shards are: it takes half a second.
+The files are safetensors, whose headers say which rows of a tensor they hold: nothing in them is
+unpickled, and a checkpoint in one file is read the same way. The library is imported where shards
+are: it takes half a second.
 """
 
 import math
@@ -41,7 +42,10 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> l
 
 
 def read_into(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Read tensors, whole ones and shards, from all files of a checkpoint. Raises `UsageError` if one is damaged."""
+    """Read tensors, whole ones and shards, from all files of a checkpoint.
+
+    Raises `UsageError` if one is damaged.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -56,8 +60,9 @@ def read_into(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def tensors_in(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and dtype of the tensors in all files of a checkpoint, without reading them. Raises `UsageError` if a file
-    is damaged, or rows of a tensor are missing."""
+    """Shape and dtype of the tensors in all files of a checkpoint, without reading them. Raises
+    `UsageError` if a file is damaged, or rows of a tensor are missing.
+    """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -78,6 +83,8 @@ def tensors_in(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def _require_files(folder: Path) -> None:
-    """Raise `OSError` if one of the files of tensors, all of which are opened, cannot be read, or is a pipe."""
+    """Raise `OSError` if one of the files of tensors, all of which are opened, cannot be read, or
+    is a pipe.
+    """
     for path in folder.glob("*.safetensors"):
         require_readable(path)

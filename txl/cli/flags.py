@@ -1,6 +1,7 @@
 """Flags from the fields of configurations.
 
-Only typed flags are returned, so that a flag overrides a checkpoint, and a checkpoint overrides the defaults.
+Only typed flags are returned, so that a flag overrides a checkpoint, and a checkpoint overrides the
+defaults.
 """
 
 import argparse
@@ -32,10 +33,15 @@ _CHOICES = {
 
 
 def require_utf8(words: Iterable[str]) -> None:
-    """Raise `UsageError` if a word of a command line is no text, which names of files need not be."""
+    """Raise `UsageError` if a word of a command line is no text, which names of
+    files need not be.
+    """
     for word in words:
         shown = word.encode(errors="backslashreplace").decode()
-        require(shown == word, f"{shown}: not UTF-8; rename it, or set the locale that its name is written in")
+        require(
+            shown == word,
+            f"{shown}: not UTF-8; rename it, or set the locale that its name is written in",
+        )
 
 
 def read_flags(
@@ -45,10 +51,12 @@ def read_flags(
     first: Sequence[str] = (),
     elsewhere: Mapping[str, Sequence[type]] = MappingProxyType({}),
 ) -> Typed:
-    """The typed flags as {field: value}; --help lists the fields in `first` first. Raises `UsageError` on unknown or
-    refused flags, and on values of the wrong type; `elsewhere` says why flags of other programs are not read here.
+    """The typed flags as {field: value}; --help lists the fields in `first` first. Raises
+    `UsageError` on unknown or refused flags, and on values of the wrong type; `elsewhere` says why
+    flags of other programs are not read here.
 
-    Dashes and underscores in flag names are equivalent. A bool field `x` makes the flags --x and --no_x.
+    Dashes and underscores in flag names are equivalent. A bool field `x` makes the flags --x and
+    --no_x.
     """
     require_utf8(argv)
     parser = _Parser(
@@ -59,13 +67,19 @@ def read_flags(
         usage="%(prog)s [--flag value] ...",
     )
     _add_flags(parser, classes, first)
-    known = {option for option in parser._option_string_actions if option.startswith("--")}
+    known = set()
+    for option in parser._option_string_actions:
+        if option.startswith("--"):
+            known.add(option)
     add_legacy_flags(parser, known)
     typed, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
         name = unknown[0].partition("=")[0].removeprefix("--").removeprefix("no_")
         for why, others in elsewhere.items():
-            require(name not in {f.name for cls in others for f in fields(cls)}, f"--{name} {why}; leave it out")
+            require(
+                name not in {f.name for cls in others for f in fields(cls)},
+                f"--{name} {why}; leave it out",
+            )
         raise UsageError(_unknown_message(unknown, known))
     values = vars(typed)
     answer_legacy_flags(values)
@@ -73,7 +87,9 @@ def read_flags(
         print("note: --clamp_len 0 is off, as in the 2019 code", file=sys.stderr)
     if len(values.get("data", ())) == 1:
         values["data"] = values["data"][0]
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
 
 
 def has_flag(argv: Sequence[str], name: str) -> bool:
@@ -82,37 +98,59 @@ def has_flag(argv: Sequence[str], name: str) -> bool:
 
 
 def named(argv: Sequence[str], name: str) -> Sequence[str]:
-    """A command line whose first words may be the value of a flag, which is then named before them. `-` is a value."""
+    """A command line whose first words may be the value of a flag, which is then named before them.
+
+    `-` is a value.
+    """
     is_value = argv and (argv[0] == "-" or not argv[0].startswith("-"))
-    return [f"--{name}", *argv] if is_value and not has_flag(argv, name) else argv
+    if is_value and not has_flag(argv, name):
+        return [f"--{name}", *argv]
+    return argv
 
 
 def refuse_idle_flags(typed: Typed, *configs: Any) -> None:
-    """Raise `UsageError` on a typed flag that has no effect (see `option(when=...)`, and `readers` of what position
-    encodings and attention rules read). False and "auto" ask for nothing, nor does the default of a flag that goes with
-    a value of another.
+    """Raise `UsageError` on a typed flag that has no effect (see `option(when=...)`, and `readers`
+    of what position encodings and attention rules read). False and "auto" ask for nothing, nor does
+    the default of a flag that goes with a value of another.
 
     Args:
-        configs: what the flags were resolved into; of several models that are compared, one must read a flag.
+        configs: what the flags were resolved into; of several models that are compared, one must
+            read a flag.
     """
     by_name: dict[str, Field] = {f.name: f for config in configs for f in fields(config)}
     for name, value in typed.items():
-        f, given = by_name.get(name), f"--{name}" if value is True else f"--{name} {value}"
+        f = by_name.get(name)
+        given = f"--{name}" if value is True else f"--{name} {value}"
         for choices in _conditions(name, f) if value is not False and value != "auto" else ():
-            has = {key: [getattr(config, key) for config in configs if hasattr(config, key)] for key in choices}
-            if any(_holds(one, accepted, by_name[key]) for key, accepted in choices.items() for one in has[key]):
+            has = {}
+            for key in choices:
+                has[key] = [getattr(config, key) for config in configs if hasattr(config, key)]
+            if any(
+                _holds(one, accepted, by_name[key])
+                for key, accepted in choices.items()
+                for one in has[key]
+            ):
                 continue
             other, accepted = next((key, accepted) for key, accepted in choices.items() if has[key])
             if not accepted:
-                raise UsageError(f"--{name} has no effect without --{other}; give it, or leave this flag out")
+                raise UsageError(
+                    f"--{name} has no effect without --{other}; give it, or leave this flag out"
+                )
             only = re.sub(r", ([^,]*)$", r" or \1", ", ".join(accepted))
-            idle = f"{given}: has no effect with --{other} {has[other][0]}, only with {only}; leave it out"
+            idle = (
+                f"{given}: has no effect with --{other} {has[other][0]}, only with {only}; leave"
+                " it out"
+            )
             require(f is not None and value == f.default, idle)
 
 
 def _conditions(name: str, f: Field | None) -> list[dict[str, Sequence[str]]]:
-    """What a flag has an effect with: each of these must hold, with one of its fields at one of the values."""
-    found: list[dict[str, Sequence[str]]] = [{key: who for key, who in readers(name)._asdict().items() if who}]
+    """What a flag has an effect with: each of these must hold, with one of its fields at one of the
+    values.
+    """
+    found: list[dict[str, Sequence[str]]] = [
+        {key: who for key, who in readers(name)._asdict().items() if who}
+    ]
     if f is not None and f.metadata.get("when"):
         other, *values = f.metadata["when"]
         found.append({other: values})
@@ -120,7 +158,9 @@ def _conditions(name: str, f: Field | None) -> list[dict[str, Sequence[str]]]:
 
 
 def _holds(value: Any, accepted: Sequence[str], f: Field) -> bool:
-    return value in accepted if accepted else value != f.default
+    if accepted:
+        return value in accepted
+    return value != f.default
 
 
 class _Parser(argparse.ArgumentParser):
@@ -131,7 +171,9 @@ class _Parser(argparse.ArgumentParser):
 class _Switch(argparse.Action):
     """--x and --no_x."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         setattr(namespace, self.dest, option_string == f"--{self.dest}")
 
 
@@ -142,18 +184,23 @@ def _underscored(word: str) -> str:
     return f"--{name.replace('-', '_')}{equals}{value}"
 
 
-def _add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], first: Sequence[str]) -> None:
+def _add_flags(
+    parser: argparse.ArgumentParser, classes: Sequence[type], first: Sequence[str]
+) -> None:
     """Add a flag for each field, in groups: the `first` ones, then the sections of the classes."""
     parser.add_argument("--help", "-h", action="help", help="show this text and exit")
     # read before all others, by `txl.cli.run`: it may add flags
     parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     groups: dict[str, list[tuple[Field, Any]]] = {"most used": []}
     for cls in classes:
-        section, hints = re.split(r"\.(?=\s+[A-Z]|\s*$)", cls.__doc__ or "")[0], typing.get_type_hints(cls)
+        section = re.split(r"\.(?=\s+[A-Z]|\s*$)", cls.__doc__ or "")[0]
+        hints = typing.get_type_hints(cls)
         for f in fields(cls):
             section = f.metadata.get("section") or section
             if f.metadata.get("flag", True):
-                groups.setdefault("most used" if f.name in first else section, []).append((f, hints[f.name]))
+                groups.setdefault("most used" if f.name in first else section, []).append(
+                    (f, hints[f.name])
+                )
     for cls in settings_of_plugins() if ModelConfig in classes else ():
         hints = typing.get_type_hints(cls)
         groups["of your own"] = [(f, hints[f.name]) for f in fields(cls)]
@@ -169,50 +216,81 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
     args = [a for a in typing.get_args(hint) if a is not types.NoneType]
     if hint == bool | int:
         group.add_argument(f"--{f.name}", nargs="?", type=int, const=True, metavar="int", **given)
-        group.add_argument(f"--no_{f.name}", action="store_false", **{**given, "help": argparse.SUPPRESS})
+        group.add_argument(
+            f"--no_{f.name}", action="store_false", **{**given, "help": argparse.SUPPRESS}
+        )
         return
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint, args = args[0], list(typing.get_args(args[0]))
+        hint = args[0]
+        args = list(typing.get_args(args[0]))
     if f.name in _CHOICES and hint is str:
         group.add_argument(f"--{f.name}", choices=_CHOICES[f.name], **given)
     elif hint is bool:
         group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)
     elif typing.get_origin(hint) is Literal:
-        type_ = supported_optimizer if f.name == "optim" else type(args[0])
+        if f.name == "optim":
+            type_ = supported_optimizer
+        else:
+            type_ = type(args[0])
         group.add_argument(f"--{f.name}", choices=args, type=type_, **given)
     elif f.name == "cutoffs":
         group.add_argument(f"--{f.name}", nargs="+", type=int_or_auto, metavar="int", **given)
     elif typing.get_origin(hint) is tuple:
-        action = "extend" if f.metadata.get("repeats") else "store"
-        group.add_argument(f"--{f.name}", nargs="+", action=action, type=args[0], metavar=args[0].__name__, **given)
+        if f.metadata.get("repeats"):
+            action = "extend"
+        else:
+            action = "store"
+        group.add_argument(
+            f"--{f.name}", nargs="+", action=action, type=args[0], metavar=args[0].__name__, **given
+        )
     else:
         group.add_argument(f"--{f.name}", type=hint, metavar=hint.__name__, **given)
 
 
 def int_or_auto(word: str) -> int | str:
     """The value of a word of --cutoffs."""
-    return word if word == "auto" else int(word)
+    if word == "auto":
+        return word
+    return int(word)
 
 
 def _help(f: Field) -> str:
     conditions = _conditions(f.name, f)
-    who = [value for one in conditions for values in one.values() for value in values]
+    who = []
+    for one in conditions:
+        for values in one.values():
+            for value in values:
+                who.append(value)
     who = who or [f"--{other}" for one in conditions for other in one]
     text = (f"{', '.join(who)}: " if who else "") + f.metadata["help"].replace("%", "%%")
     silent = f.default is None or f.default is False or f.default in ((), MISSING)
-    return text if silent else f"{text} [{f.default}]"
+    if silent:
+        return text
+    return f"{text} [{f.default}]"
 
 
 def _unknown_message(words: Sequence[str], known: set[str]) -> str:
-    """The error for unknown flags, with similar known ones; words after them count as their values."""
-    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    """The error for unknown flags, with similar known ones; words after them
+    count as their values.
+    """
+    names = []
+    for word in words:
+        if word.startswith("--"):
+            names.append(word.partition("=")[0])
     if not words[0].startswith("--"):
         return (
-            f"{words[0]}: not a flag, and no flag before it takes it as a value; quote values with spaces; see --help"
+            f"{words[0]}: not a flag, and no flag before it takes it as a value; quote values with"
+            " spaces; see --help"
         )
     bare = {name.removeprefix("--"): name for name in known}
-    close = [difflib.get_close_matches(name.removeprefix("--"), bare, n=1, cutoff=0.75) for name in names]
+    close = []
+    for name in names:
+        close.append(difflib.get_close_matches(name.removeprefix("--"), bare, n=1, cutoff=0.75))
     if len(names) == 1:
-        return f"{names[0]}: no such flag; " + (f"did you mean --{close[0][0]}?" if close[0] else "see --help")
-    hints = [f"{name} (did you mean --{c[0]}?)" if c else name for name, c in zip(names, close, strict=True)]
+        return f"{names[0]}: no such flag; " + (
+            f"did you mean --{close[0][0]}?" if close[0] else "see --help"
+        )
+    hints = []
+    for name, c in zip(names, close, strict=True):
+        hints.append(f"{name} (did you mean --{c[0]}?)" if c else name)
     return f"{', '.join(hints)}: no such flags; see --help"

@@ -1,4 +1,5 @@
-"""Start a program: threads that share the cores, and Ctrl-C that ends it in one line, also during imports.
+"""Start a program: threads that share the cores, and Ctrl-C that ends it in one line, also during
+imports.
 
 Only the standard library is imported before the program is.
 """
@@ -14,7 +15,9 @@ from typing import NamedTuple, NoReturn
 
 
 class Program(NamedTuple):
-    """A program: the module with its `main`, what it does, and the same command without installing txl."""
+    """A program: the module with its `main`, what it does, and the same command without installing
+    txl.
+    """
 
     module: str
     does: str
@@ -23,23 +26,39 @@ class Program(NamedTuple):
 
 PROGRAMS = {
     "train": Program(
-        "txl.commands.train", "train a model on a folder of text, in one process or in many", "python train.py"
+        "txl.commands.train",
+        "train a model on a folder of text, in one process or in many",
+        "python train.py",
     ),
     "eval": Program(
-        "txl.commands.eval", "perplexity of splits at any context length, length studies", "python eval.py"
+        "txl.commands.eval",
+        "perplexity of splits at any context length, length studies",
+        "python eval.py",
     ),
-    "score": Program("txl.commands.score", "the loss of each token of any text", "python eval.py --text"),
-    "recl": Program("txl.commands.recl", "how much context several runs use", "python eval.py --recl"),
+    "score": Program(
+        "txl.commands.score", "the loss of each token of any text", "python eval.py --text"
+    ),
+    "recl": Program(
+        "txl.commands.recl", "how much context several runs use", "python eval.py --recl"
+    ),
     "generate": Program("txl.commands.generate", "continue texts", "python generate.py"),
-    "convert": Program("txl.commands.convert", "checkpoints of other programs, in and out", "python -m txl.convert"),
+    "convert": Program(
+        "txl.commands.convert", "checkpoints of other programs, in and out", "python -m txl.convert"
+    ),
     "estimate": Program(
-        "txl.commands.estimate", "what a training takes on many GPUs, without running it", "python -m txl estimate"
+        "txl.commands.estimate",
+        "what a training takes on many GPUs, without running it",
+        "python -m txl estimate",
     ),
     "download": Program(
-        "txl.data_utils.download", "load a published data set, checked and resumed", "python -m data_utils.download"
+        "txl.data_utils.download",
+        "load a published data set, checked and resumed",
+        "python -m data_utils.download",
     ),
     "study": Program(
-        "txl.studies.__main__", "a grid of trainings with seeds, and a table of what they show", "python -m txl.studies"
+        "txl.studies.__main__",
+        "a grid of trainings with seeds, and a table of what they show",
+        "python -m txl.studies",
     ),
     "occurrences": Program(
         "txl.studies.occurrences",
@@ -49,14 +68,17 @@ PROGRAMS = {
     "lm_eval": Program("txl.lm_eval", "lm-evaluation-harness on a model", "python -m txl.lm_eval"),
 }
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
-"""How long waiting threads spin before they sleep. If they spin for ever, programs that share the cores slow each other
-down many times over; if not at all, the threads of one program wait for each other to wake up."""
+"""How long waiting threads spin before they sleep. If they spin for ever, programs that share the
+cores slow each other down many times over; if not at all, the threads of one program wait for each
+other to wake up.
+"""
 
 
 def launch(name: str) -> None:
     """Import one of `PROGRAMS` and run it with the arguments of the command line; never returns."""
     if name == "train":
-        # they ask a run to save and stop: blocked until the training handles them, or they would kill the process
+        # they ask a run to save and stop: blocked until the training handles them, or they would
+        # kill the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     _use_own_environment()
     if not _WAITING & os.environ.keys():  # read by OpenMP when torch is imported
@@ -76,14 +98,19 @@ def launch(name: str) -> None:
 
 
 def _use_own_environment() -> None:
-    """Where this Python has no PyTorch, start again with that of .venv beside this package, which the scripts make."""
+    """Where this Python has no PyTorch, start again with that of .venv beside this package, which
+    the scripts make.
+    """
     if find_spec("torch") is not None:
         return
     venv = Path(__file__).absolute().parents[2] / ".venv"
     python = venv / "bin" / "python"
     if python.is_file() and Path(sys.prefix) != venv:
         os.execv(python, [str(python), *sys.orig_argv[1:]])
-    _refuse(f"{sys.executable} has no PyTorch; pip install -r requirements.txt, or name a Python that has it")
+    _refuse(
+        f"{sys.executable} has no PyTorch; pip install -r requirements.txt, or name a Python that"
+        " has it"
+    )
 
 
 def _refuse(why: str) -> NoReturn:

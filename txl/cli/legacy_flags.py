@@ -1,4 +1,6 @@
-"""Flags of the 2019 code, of NVIDIA's and of our own past that are renamed, have no effect, or are refused."""
+"""Flags of the 2019 code, of NVIDIA's and of our own past that are renamed, have no effect, or are
+refused.
+"""
 
 import argparse
 import sys
@@ -16,7 +18,9 @@ class Retired(NamedTuple):
 
 _NO_EFFECT = {
     "cuda": Retired(0, "a GPU is used if there is one; --device cpu turns it off"),
-    "multi_gpu": Retired("?", "start one process per GPU with: torchrun --nproc_per_node=N train.py"),
+    "multi_gpu": Retired(
+        "?", "start one process per GPU with: torchrun --nproc_per_node=N train.py"
+    ),
     "gpu0_bsz": Retired(1, "all devices get equal shares"),
     "emb_init": Retired(1, "the original never used it; --init covers the embeddings"),
     "emb_init_range": Retired(1, "the original never used it; --init_range covers the embeddings"),
@@ -28,10 +32,14 @@ _NO_EFFECT = {
     # NVIDIA's
     "append_dataset": Retired(0, "--work_dir is used as given"),
     "append_time": Retired(0, "--work_dir is used as given"),
-    "affinity": Retired(1, "threads are placed by the system; numactl or taskset place them otherwise"),
+    "affinity": Retired(
+        1, "threads are placed by the system; numactl or taskset place them otherwise"
+    ),
     "amp": Retired(1, "--dtype chooses the precision"),
     "apex_amp_opt_level": Retired(1, "--dtype chooses the precision"),
-    "dllog_file": Retired(1, "figures are in metrics.jsonl of --work_dir; eval.py writes them with --json"),
+    "dllog_file": Retired(
+        1, "figures are in metrics.jsonl of --work_dir; eval.py writes them with --json"
+    ),
     "txtlog_file": Retired(1, "send standard output to a file"),
     "log_all_ranks": Retired(0, "rank 0 reports for all"),
     "no_env": Retired(0, "the environment is noted in metrics.jsonl"),
@@ -55,9 +63,13 @@ _REFUSED = {
     "fp16": Retired(0, "use --dtype float16, or --dtype bfloat16, which needs no loss scaling"),
     # NVIDIA's
     "config": Retired(
-        1, "NVIDIA's configurations are run_wt103.sh train nv_base and nv_large; see docs/coming-from-nvidia.md"
+        1,
+        "NVIDIA's configurations are run_wt103.sh train nv_base and nv_large; see"
+        " docs/coming-from-nvidia.md",
     ),
-    "config_file": Retired(1, "give flags; docs/coming-from-nvidia.md has those of each configuration"),
+    "config_file": Retired(
+        1, "give flags; docs/coming-from-nvidia.md has those of each configuration"
+    ),
     "save_all": Retired(0, "use --keep_last with a large number"),
     "no_eval": Retired(0, "use --eval_interval with a number above --max_step"),
     "model": Retired(1, "name the run or the checkpoint, also one of NVIDIA's, with --work_dir"),
@@ -68,47 +80,76 @@ _REFUSED = {
     "load_torchscript": Retired(1, "TorchScript is not supported"),
     "manual": Retired("+", "score any text with --text FILE --tokenise"),
     "manual_config": Retired(1, "the configuration is read off the checkpoint"),
-    "manual_vocab": Retired(1, "the vocabulary is read off the checkpoint; --vocabulary names one that lies elsewhere"),
+    "manual_vocab": Retired(
+        1, "the vocabulary is read off the checkpoint; --vocabulary names one that lies elsewhere"
+    ),
     "vocab": Retired(1, "--dataset says how the text is cut into tokens"),
     # our own
-    "lookup_faiss": Retired(0, "is gone, since it was hardly ever faster; leave it out, the result is the same"),
+    "lookup_faiss": Retired(
+        0, "is gone, since it was hardly ever faster; leave it out, the result is the same"
+    ),
 }
 _HARMLESS = {
-    **{"sample_softmax": "-1", "restart_dir": "", "restart": "", "config": "default", "model": "", "type": "pytorch"},
+    **{
+        "sample_softmax": "-1",
+        "restart_dir": "",
+        "restart": "",
+        "config": "default",
+        "model": "",
+        "type": "pytorch",
+    },
     **{"vocab": "word", "manual_vocab": "word"},
 }
 """Values of refused flags that change nothing."""
 _RENAMED = {"eval_max_steps": "max_eval_steps"}
 """NVIDIA's names of flags that take a whole number."""
-_ATTN_TYPE = {"0": "rel_sinusoid", "1": "learned_relative", "2": "sinusoid_input", "3": "learned_per_layer"}
+_ATTN_TYPE = {
+    "0": "rel_sinusoid",
+    "1": "learned_relative",
+    "2": "sinusoid_input",
+    "3": "learned_per_layer",
+}
 """Values of --position for the numbers of --attn_type."""
 
 
 def supported_optimizer(name: str) -> str:
     """The value of --optim."""
-    return "lamb" if name == "jitlamb" else name
+    if name == "jitlamb":
+        return "lamb"
+    return name
 
 
 def add_legacy_flags(parser: argparse.ArgumentParser, known: set[str]) -> None:
     """Add the flags that are not `known`; --help does not list them."""
     for name, retired in {**_NO_EFFECT, **_REFUSED}.items():
         if f"--{name}" not in known:
-            given: dict[str, Any] = {"action": "store_true"} if retired.n_value == 0 else {"nargs": retired.n_value}
+            if retired.n_value == 0:
+                given: dict[str, Any] = {"action": "store_true"}
+            else:
+                given = {"nargs": retired.n_value}
             if retired.n_value == "?":
                 given["const"] = ""
-            parser.add_argument(f"--{name}", dest=f"retired {name}", help=argparse.SUPPRESS, default=None, **given)
+            parser.add_argument(
+                f"--{name}", dest=f"retired {name}", help=argparse.SUPPRESS, default=None, **given
+            )
     for name, now in _RENAMED.items():
         if f"--{now}" in known:
-            parser.add_argument(f"--{name}", dest=now, type=int, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+            parser.add_argument(
+                f"--{name}", dest=now, type=int, help=argparse.SUPPRESS, default=argparse.SUPPRESS
+            )
     if "--position" in known:
         parser.add_argument("--attn_type", choices=_ATTN_TYPE, help=argparse.SUPPRESS, default=None)
 
 
 def answer_legacy_flags(values: dict[str, Any]) -> None:
-    """Take the flags of the 2019 code out of the parsed values: translate them, print a note, or raise `UsageError`."""
+    """Take the flags of the 2019 code out of the parsed values: translate them, print a note, or
+    raise `UsageError`.
+    """
     for key in [key for key in values if key.startswith("retired ")]:
-        name, value = key.removeprefix("retired "), values.pop(key)
-        value = value[0] if isinstance(value, list) else value
+        name = key.removeprefix("retired ")
+        value = values.pop(key)
+        if isinstance(value, list):
+            value = value[0]
         if value is None:
             continue
         if name in _REFUSED and _HARMLESS.get(name) != value:
@@ -125,10 +166,13 @@ def _translate_attn_type(values: dict[str, Any]) -> None:
     name = _ATTN_TYPE[number]
     if values.setdefault("position", name) != name:
         other = f"--position {values['position']}"
-        raise UsageError(f"--attn_type {number}: means --position {name}, but {other} is given too; drop one of them")
+        raise UsageError(
+            f"--attn_type {number}: means --position {name}, but {other} is given too; drop one of"
+            " them"
+        )
     if number in "23":
         print(
-            f"note: --attn_type {number} is --position {name}: positions are added to a token once, where the original "
-            f"added them again at each segment",
+            f"note: --attn_type {number} is --position {name}: positions are added to a token once,"
+            " where the original added them again at each segment",
             file=sys.stderr,
         )

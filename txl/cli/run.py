@@ -1,4 +1,6 @@
-"""Run a program: errors that the user can fix are one line on stderr, and the exit status says what happened."""
+"""Run a program: errors that the user can fix are one line on stderr, and the exit status says what
+happened.
+"""
 
 import errno
 import io
@@ -17,19 +19,26 @@ from txl.training.step import NonFiniteError
 _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or name another"),
     **dict.fromkeys((errno.ENOENT, errno.EISDIR), "check the name"),
-    **dict.fromkeys((errno.ENOTDIR, errno.EROFS, errno.EEXIST), "name a folder that can be written"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "too many files are open; raise the limit with ulimit -n"),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EROFS, errno.EEXIST), "name a folder that can be written"
+    ),
+    **dict.fromkeys(
+        (errno.EMFILE, errno.ENFILE), "too many files are open; raise the limit with ulimit -n"
+    ),
     errno.ENOTEMPTY: "another program has written to it meanwhile; name another",
     errno.EINVAL: "look what stands there, and name another",
     errno.EIO: "the disk fails; use another",
     errno.ELOOP: "remove the link, or name another place",
 }
-_OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|overflow", re.I)
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|overflow", re.I
+)
 
 
 def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
-    """Run an entry point, which returns its exit status (None: 0), and exit. Errors that the user can fix are printed
-    in one line on stderr, with exit status 2."""
+    """Run an entry point, which returns its exit status (None: 0), and exit. Errors that the user
+    can fix are printed in one line on stderr, with exit status 2.
+    """
     print_notices()
     message = ""
     try:
@@ -37,25 +46,31 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
         status = main(without_plugins(sys.argv[1:])) or 0
         sys.stdout.flush()
     except UsageError as error:
-        status, message = 2, str(error)
+        status = 2
+        message = str(error)
     except (NonFiniteError, LostContactError) as error:
-        status, message = 1, str(error)
+        status = 1
+        message = str(error)
     except UnicodeEncodeError as error:
         name = _not_utf8(error)
         if name is None:
             raise
-        status, message = 2, f"{name}: a name that is not UTF-8; rename it"
+        status = 2
+        message = f"{name}: a name that is not UTF-8; rename it"
     except BrokenPipeError:  # for example from `eval.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     except OSError as error:
-        status, message = 2, _of_system(error)
+        status = 2
+        message = _of_system(error)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
             raise
-        status, message = 2, _out_of_memory(error)
+        status = 2
+        message = _out_of_memory(error)
     except KeyboardInterrupt:
-        status, message = 130, "interrupted; nothing was left half written"
+        status = 130
+        message = "interrupted; nothing was left half written"
     if message:
         print_error(message)
     if os.environ.get("WORLD_SIZE", "1") != "1":
@@ -67,7 +82,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
 
 
 def _prepare_streams() -> None:
-    """Make output safe in any encoding. A closed stream is replaced, or its descriptor would go to another file."""
+    """Make output safe in any encoding.
+
+    A closed stream is replaced, or its descriptor would go to another file.
+    """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
@@ -78,10 +96,15 @@ def _prepare_streams() -> None:
 
 
 def _not_utf8(error: UnicodeEncodeError) -> str | None:
-    """The name of a file that the system knows by bytes that are no text, if an error is about one."""
-    if not all("\ud800" <= character <= "\udfff" for character in error.object[error.start : error.end]):
+    """The name of a file that the system knows by bytes that are no text, if an
+    error is about one.
+    """
+    if not all(
+        "\ud800" <= character <= "\udfff" for character in error.object[error.start : error.end]
+    ):
         return None
-    before, after = (re.split(r'["\n]', text) for text in (error.object[: error.start], error.object[error.start :]))
+    before = re.split(r'["\n]', error.object[: error.start])
+    after = re.split(r'["\n]', error.object[error.start :])
     return (before[-1] + after[0]).encode(errors="backslashreplace").decode()
 
 
@@ -96,6 +119,6 @@ def _of_system(error: OSError) -> str:
 def _out_of_memory(error: Exception) -> str:
     size = re.search(r"(?:tried|unable) to allocate ([\d.]+ ?\w+)", str(error), re.I)
     return (
-        f"out of memory{f' (allocating {size[1]})' if size else ''}: use a smaller --batch_size, shorter lengths or a "
-        f"smaller model, or a machine with more memory"
+        f"out of memory{f' (allocating {size[1]})' if size else ''}: use a smaller --batch_size,"
+        " shorter lengths or a smaller model, or a machine with more memory"
     )

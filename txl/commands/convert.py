@@ -1,5 +1,5 @@
-"""Turn a checkpoint of any kind that txl reads into a run folder, which eval.py and generate.py take, or into the files
-of another program:
+"""Turn a checkpoint of any kind that txl reads into a run folder, which eval.py and generate.py
+take, or into the files of another program:
 
 python -m txl.convert SOURCE FOLDER
 python -m txl.convert RUN FOLDER --to huggingface
@@ -27,19 +27,27 @@ class ConvertConfig(Checked):
 
     to: Literal["txl", "huggingface", "original"] = option(
         "txl",
-        "what is written; txl: a run folder; huggingface: what transformers 4 and txl.hf load; original: what the 2019 "
-        "code's classes load",
+        "what is written; txl: a run folder; huggingface: what transformers 4 and txl.hf load;"
+        " original: what the 2019 code's classes load",
     )
-    vocab: str | None = option(None, "file of its words (not given: the one inside or beside the weights)")
+    vocab: str | None = option(
+        None, "file of its words (not given: the one inside or beside the weights)"
+    )
     data: str | None = option(
-        None, "folder of the text it was trained on, which eval.py reads by default (not given: data/wikitext-103)"
+        None,
+        "folder of the text it was trained on, which eval.py reads by default (not given:"
+        " data/wikitext-103)",
     )
     dataset: TextKind | None = option(None, "kind of that text (not given: wt103)")
     dtype: Literal["kept", "float32", "bfloat16", "float16"] = option(
         "kept", "number type of the weights in the files; txl uses those in 16 bits as float32"
     )
-    licence: str | None = option(None, "licence of the model, for its card, as the hub names it: mit, cc-by-sa-4.0")
-    about: str | None = option(None, "file of Markdown for its card: the data and its licence, what the model is for")
+    licence: str | None = option(
+        None, "licence of the model, for its card, as the hub names it: mit, cc-by-sa-4.0"
+    )
+    about: str | None = option(
+        None, "file of Markdown for its card: the data and its licence, what the model is for"
+    )
     evaluations: tuple[str, ...] = option(
         (), "files that eval.py --json wrote for this checkpoint, whose figures the card shows"
     )
@@ -48,23 +56,40 @@ class ConvertConfig(Checked):
 
 
 def main(argv: Sequence[str]) -> None:
-    places, asks = list(argv[:2]), {"--help", "-h"} & set(argv)
+    places = list(argv[:2])
+    asks = {"--help", "-h"} & set(argv)
     good = len(places) == 2 and not any(place.startswith("-") for place in places)
-    require(bool(asks) or good, "give a checkpoint and the folder to write: python -m txl.convert SOURCE FOLDER")
+    require(
+        bool(asks) or good,
+        "give a checkpoint and the folder to write: python -m txl.convert SOURCE FOLDER",
+    )
     require_utf8(places)
     typed = read_flags(argv if asks else argv[2:], ConvertConfig, description=__doc__ or "")
     config = build(ConvertConfig, typed)
     folder = Path(places[1])
-    require(folder.name not in ("", ".."), f"{folder}: is a folder without a name of its own; name a new one")
+    require(
+        folder.name not in ("", ".."),
+        f"{folder}: is a folder without a name of its own; name a new one",
+    )
     free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(free, f"{folder}: is not empty; name another folder")
     lm = opened(places[0], config, typed)
     assert lm.origin is not None
     lm.model.to(lm.origin.dtype if config.dtype == "kept" else getattr(torch, config.dtype))
     in_range = all(p.isfinite().all() for p in lm.model.parameters())
-    require(in_range, f"--dtype {config.dtype}: weights of {places[0]} exceed its range; use bfloat16")
-    about, samples = ("" if name is None else read_text(name) for name in (config.about, config.samples))
-    lm.write(folder, config.to, licence=config.licence, about=about, evaluations=config.evaluations, samples=samples)
+    require(
+        in_range, f"--dtype {config.dtype}: weights of {places[0]} exceed its range; use bfloat16"
+    )
+    about = _text_of(config.about)
+    samples = _text_of(config.samples)
+    lm.write(
+        folder,
+        config.to,
+        licence=config.licence,
+        about=about,
+        evaluations=config.evaluations,
+        samples=samples,
+    )
     if config.explain:
         print_line(f"| {lm.model.config}")
         for name in lm.origin.tensors:
@@ -81,18 +106,33 @@ def main(argv: Sequence[str]) -> None:
 
 
 def opened(source: str, config: ConvertConfig, typed: Collection[str]) -> LanguageModel:
-    """The model, with what the flags say of its text. Raises `UsageError` if it is none, or a typed flag asks for what
-    a run of ours has, or contradicts what the checkpoint says."""
+    """The model, with what the flags say of its text. Raises `UsageError` if it is none, or a typed
+    flag asks for what a run of ours has, or contradicts what the checkpoint says.
+    """
     lm = LanguageModel.open(source, vocabulary=config.vocab, dataset=config.dataset, device="cpu")
     assert lm.origin is not None
     if lm.origin.run is not None:
         for name in ("data", "dataset"):
-            require(name not in typed, f"--{name}: {source} is a run of txl and has its own; leave the flag out")
+            require(
+                name not in typed,
+                f"--{name}: {source} is a run of txl and has its own; leave the flag out",
+            )
         return lm
     data = lm.record["data"]
     has = data.get("dataset")
     asked = config.dataset or has
-    require(asked == has, f"--dataset {config.dataset}: {source} says that it was trained on {has}; leave the flag out")
+    require(
+        asked == has,
+        f"--dataset {config.dataset}: {source} says that it was trained on {has}; leave the"
+        " flag out",
+    )
     if config.data is not None:
         data["data"] = config.data
     return lm
+
+
+def _text_of(file: str | None) -> str:
+    """Of a file that may be left out."""
+    if file is None:
+        return ""
+    return read_text(file)

@@ -1,10 +1,11 @@
-"""Estimate what a training takes on many GPUs, from the flags of train.py; neither text nor GPU is needed:
+"""Estimate what a training takes on many GPUs, from the flags of train.py; neither text nor GPU is
+needed:
 
 txl estimate --gpus 64 --gpu h100 --dataset wt103 --adaptive --n_layer 18 --d_model 1024 ...
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,13 @@ KINDS = {"DDP": False, "shards": True}
 
 def main(argv: Sequence[str]) -> int:
     configs = (ClusterConfig, DataConfig, TrainConfig, ModelConfig, Context)
-    typed = read_flags(argv, *configs, description=__doc__ or "", first=("gpus", "gpu", "mfu", "json", *MOST_USED))
+    typed = read_flags(
+        argv, *configs, description=__doc__ or "", first=("gpus", "gpu", "mfu", "json", *MOST_USED)
+    )
     for name in ("init_from", "resume"):
-        require(name not in typed, f"--{name}: an estimate reads no model; give the flags of its shape")
+        require(
+            name not in typed, f"--{name}: an estimate reads no model; give the flags of its shape"
+        )
     cluster = build(ClusterConfig, typed)
     if cluster.json:
         require_writable(Path(cluster.json))
@@ -49,16 +54,25 @@ def main(argv: Sequence[str]) -> int:
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     n_token = cluster.n_token or data.vocab_size or WORDS.get(data.dataset)
     require(
-        n_token is not None, f"--dataset {data.dataset}: its vocabulary is in its text; give its size with --n_token"
+        n_token is not None,
+        f"--dataset {data.dataset}: its vocabulary is in its text; give its size with --n_token",
     )
     assert isinstance(asked, Shape)
-    require(asked.cutoffs != AUTO, "--cutoffs auto: needs the text; give the ranks that train.py prints")
+    require(
+        asked.cutoffs != AUTO, "--cutoffs auto: needs the text; give the ranks that train.py prints"
+    )
     shape = asked.of_words(n_token or 0, data.dataset)
 
     def estimated() -> tuple[dict[str, Plan], int, int]:
         model = estimated_model(shape, config, context, dtype)
-        plans = {name: plan(model, config, context, cluster, dtype, shard=shard) for name, shard in KINDS.items()}
-        return plans, checkpoint_bytes(model, config, context), sum(p.numel() for p in model.parameters())
+        plans = {}
+        for name, shard in KINDS.items():
+            plans[name] = plan(model, config, context, cluster, dtype, shard=shard)
+        return (
+            plans,
+            checkpoint_bytes(model, config, context),
+            sum(p.numel() for p in model.parameters()),
+        )
 
     try:
         with FakeTensorMode():  # weights without memory
@@ -68,74 +82,111 @@ def main(argv: Sequence[str]) -> int:
     device = cluster.device(dtype, tf32=config.tf32)
     verdict = describe_limit(plans, device, config)
     print_line(
-        f"| {n_weight:,} parameters, {config.batch_size} streams of {context.tgt_len} tokens on {cluster.gpus} x "
-        f"{cluster.gpu} ({device.tflops:g} TFLOP/s, {cluster.mfu:.0%} of them used)"
+        f"| {n_weight:,} parameters, {config.batch_size} streams of {context.tgt_len} tokens on"
+        f" {cluster.gpus} x {cluster.gpu} ({device.tflops:g} TFLOP/s, {cluster.mfu:.0%} of them"
+        " used)"
     )
     rows = figures(plans, config, context, stored)
-    for name, values in rows.items():
-        print_line(f"| {name:<34}" + "".join(f"{value:>14}" for value in values))
-    for line in [*notes, verdict]:
-        print_line(f"| {line}")
+    _print_rows(rows, [*notes, verdict])
     if cluster.json:
-        record: dict[str, Any] = {
-            "parameters": n_weight,
-            "batch_size": config.batch_size,
-            "device": device._asdict(),
-            "checkpoint": stored,
-            "limit": verdict,
-            "notes": notes,
-        }
+        record = {"parameters": n_weight, "checkpoint": stored, "limit": verdict, "notes": notes}
+        record |= {"batch_size": config.batch_size, "device": device._asdict()}
         tokens = config.batch_size * context.tgt_len
-        for name, one in plans.items():
-            record[name] = dataclasses.asdict(one) | {"peak": one.peak, "tok_per_s": tokens / one.step_s}
-        write_json(Path(cluster.json), record)
+        write_json(Path(cluster.json), record | _recorded(plans, tokens))
     return 0
 
 
+def _print_rows(rows: Mapping[str, Sequence[str]], notes: Sequence[str]) -> None:
+    for name, values in rows.items():
+        print_line(f"| {name:<34}" + "".join(f"{value:>14}" for value in values))
+    for line in notes:
+        print_line(f"| {line}")
+
+
+def _recorded(plans: Mapping[str, Plan], tokens: int) -> dict[str, Any]:
+    """What --json has of each kind of parallelism; `tokens` are those of a step."""
+    record = {}
+    for name, plan_of_kind in plans.items():
+        record[name] = dataclasses.asdict(plan_of_kind)
+        record[name] |= {"peak": plan_of_kind.peak, "tok_per_s": tokens / plan_of_kind.step_s}
+    return record
+
+
 def with_fitting_batch(typed: Typed, ranks: Ranks) -> tuple[Typed, list[str]]:
-    """The flags with a --batch_size that divides into the devices, and what is to be said if that is another one."""
+    """The flags with a --batch_size that divides into the devices, and what is to be said if that
+    is another one.
+    """
     typed = with_batch_size(typed, ranks)
     asked = build(TrainConfig, typed)
     parts = ranks.world * asked.batch_chunk
     if asked.batch_size % parts == 0:
         return typed, []
     batch_size = -(-asked.batch_size // parts) * parts
-    chunks = f" times --batch_chunk {asked.batch_chunk}" if asked.batch_chunk > 1 else ""
+    if asked.batch_chunk > 1:
+        chunks = f" times --batch_chunk {asked.batch_chunk}"
+    else:
+        chunks = ""
     fit = worlds_that_fit(asked, ranks.world)
     note = (
-        f"The batch: --batch_size {asked.batch_size} does not divide into {ranks.world} processes{chunks}"
-        f"{f', which can be {fit}' if fit else ''}. These figures are for --batch_size {batch_size}."
+        f"The batch: --batch_size {asked.batch_size} does not divide into {ranks.world}"
+        f" processes{chunks}{f', which can be {fit}' if fit else ''}. These figures are for"
+        f" --batch_size {batch_size}."
     )
     return {**typed, "batch_size": batch_size}, [note]
 
 
-def estimated_model(shape: ModelConfig, config: TrainConfig, context: Context, dtype: torch.dtype) -> TransformerXL:
+def estimated_model(
+    shape: ModelConfig, config: TrainConfig, context: Context, dtype: torch.dtype
+) -> TransformerXL:
     """The model on the CPU, with the attention that it uses on a GPU."""
-    n_key, by_row = context.mem_len + context.tgt_len, config.reset == "document"
+    n_key = context.mem_len + context.tgt_len
+    by_row = config.reset == "document"
     gpu = torch.device("cuda")
-    impl = resolved(config.attn_impl, gpu, dtype, d_head=shape.d_head, n_key=n_key, needs_grad=True, by_row=by_row)
+    impl = resolved(
+        config.attn_impl,
+        gpu,
+        dtype,
+        d_head=shape.d_head,
+        n_key=n_key,
+        needs_grad=True,
+        by_row=by_row,
+    )
     if impl == "fused":
         impl = "blockwise"  # which keeps the same for the backward pass
     # blockwise draws its dropout from a seed, which fake tensors cannot make
-    model = TransformerXL(shape, dropout=config.dropout, dropatt=0.0 if impl == "blockwise" else config.dropatt)
+    model = TransformerXL(
+        shape, dropout=config.dropout, dropatt=0.0 if impl == "blockwise" else config.dropatt
+    )
     use_attention(model, impl)
     return model
 
 
-def figures(plans: dict[str, Plan], config: TrainConfig, context: Context, stored: int) -> dict[str, list[str]]:
+def figures(
+    plans: dict[str, Plan], config: TrainConfig, context: Context, stored: int
+) -> dict[str, list[str]]:
     """The table: {name of a row: a cell for each plan}, the first row with their names."""
     some = list(plans.values())
     rows = {"": list(plans)}
     for purpose in dict.fromkeys(name for one in some for name in one.memory):
-        rows[f"{purpose}, GiB a GPU"] = [f"{one.memory.get(purpose, 0) / 2**30:.2f}" for one in some]
+        rows[f"{purpose}, GiB a GPU"] = [
+            f"{one.memory.get(purpose, 0) / 2**30:.2f}" for one in some
+        ]
     rows["memory in all, GiB a GPU"] = [f"{one.peak / 2**30:.2f}" for one in some]
     rows["sent, GB a step and GPU"] = [f"{one.sent / 1e9:.3f}" for one in some]
     rows["checkpoint, GB"] = [f"{stored / 1e9:.2f}"] * len(some)
-    for name, field in (("computing", "compute_s"), ("sending", "send_s"), ("launching", "launch_s")):
+    for name, field in (
+        ("computing", "compute_s"),
+        ("sending", "send_s"),
+        ("launching", "launch_s"),
+    ):
         rows[f"{name}, ms a step"] = [f"{1000 * getattr(one, field):.1f}" for one in some]
     rows["step, ms"] = [f"{1000 * one.step_s:.1f}" for one in some]
-    rows["tokens per second"] = [f"{config.batch_size * context.tgt_len / one.step_s:,.0f}" for one in some]
-    rows[f"hours for {config.max_step} steps"] = [f"{one.step_s * config.max_step / 3600:,.1f}" for one in some]
+    rows["tokens per second"] = [
+        f"{config.batch_size * context.tgt_len / one.step_s:,.0f}" for one in some
+    ]
+    rows[f"hours for {config.max_step} steps"] = [
+        f"{one.step_s * config.max_step / 3600:,.1f}" for one in some
+    ]
     return rows
 
 
@@ -144,19 +195,40 @@ def describe_limit(plans: dict[str, Plan], device: Device, config: TrainConfig) 
     ddp, shards = plans.values()
     if min(ddp.peak, shards.peak) > device.gib * 2**30:
         return (
-            f"Memory is the limit: a GPU has {device.gib:g} GiB and needs {shards.peak / 2**30:.1f} with --shard, "
-            f"{ddp.peak / 2**30:.1f} without; try --recompute, --batch_chunk, --swap_mem or more GPUs."
+            f"Memory is the limit: a GPU has {device.gib:g} GiB and needs {shards.peak / 2**30:.1f}"
+            f" with --shard, {ddp.peak / 2**30:.1f} without; try --recompute, --batch_chunk,"
+            " --swap_mem or more GPUs."
         )
     fits = ddp.peak <= device.gib * 2**30
-    used = ddp if fits else shards
-    ms = {name: f"{1000 * value:.1f} ms" for name, value in vars(used).items() if name.endswith("_s")}
-    memory = "" if fits else f"{ddp.peak / 2**30:.1f} of {device.gib:g} GiB would be needed without --shard; with it, "
+    if fits:
+        used = ddp
+    else:
+        used = shards
+    ms = {}
+    for name, value in vars(used).items():
+        if name.endswith("_s"):
+            ms[name] = f"{1000 * value:.1f} ms"
+    if fits:
+        memory = ""
+    else:
+        memory = (
+            f"{ddp.peak / 2**30:.1f} of {device.gib:g} GiB would be needed without --shard; with"
+            " it, "
+        )
     said = {
-        "launches": f"launches are the limit: a step starts kernels for {ms['launch_s']} and computes for "
-        f"{ms['compute_s']}; give each GPU more streams, or try --compile.",
-        "communication": f"communication is the limit: a step sends for {ms['send_s']} and computes for "
-        f"{ms['compute_s']}; give each GPU more streams, or use fewer GPUs.",
-        "computation": f"computation is the limit: a step sends for {ms['send_s']} while it computes for "
-        f"{ms['compute_s']}; more GPUs make it faster.",
+        "launches": (
+            f"launches are the limit: a step starts kernels for {ms['launch_s']} and computes for "
+            f"{ms['compute_s']}; give each GPU more streams, or try --compile."
+        ),
+        "communication": (
+            f"communication is the limit: a step sends for {ms['send_s']} and computes for "
+            f"{ms['compute_s']}; give each GPU more streams, or use fewer GPUs."
+        ),
+        "computation": (
+            f"computation is the limit: a step sends for {ms['send_s']} while it computes for "
+            f"{ms['compute_s']}; more GPUs make it faster."
+        ),
     }[used.limit]
-    return memory + said if memory else said[0].upper() + said[1:]
+    if memory:
+        return memory + said
+    return said[0].upper() + said[1:]

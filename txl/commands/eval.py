@@ -2,7 +2,8 @@
 
 python eval.py --work_dir RUN ...           torchrun --nproc_per_node=4 eval.py --work_dir RUN ...
 
-With --text FILE it is `txl score`, with --recl RUN RUN ... `txl recl`; add --help to see their flags.
+With --text FILE it is `txl score`, with --recl RUN RUN ... `txl recl`; add --help to see their
+flags.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from typing import Any
 from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
 from txl.commands.scoring import Split, opened, score, streams_by_default, training_text
 from txl.config import Context, require
-from txl.data_utils.corpus import DataConfig
+from txl.data_utils.corpus import Corpus, DataConfig
 from txl.evaluation.config import EVAL, EvalConfig, ReclConfig, ScoreConfig
 from txl.evaluation.gain import Gain, gains_of
 from txl.evaluation.measures.token_losses import write_losses
@@ -35,51 +36,77 @@ MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "json
 _OTHERS = {"recl": "txl.commands.recl", "text": "txl.commands.score"}
 """Programs that a flag asks for."""
 NO_STUDIES = {"loss_by_position": False, "attention_by_distance": False}
-_ELSEWHERE = {"has no effect without --text": (ScoreConfig,), "has no effect without --recl": (ReclConfig,)}
+_ELSEWHERE = {
+    "has no effect without --text": (ScoreConfig,),
+    "has no effect without --recl": (ReclConfig,),
+}
 
 
 def main(argv: Sequence[str]) -> None:
     for flag, module in _OTHERS.items():
         if has_flag(argv, flag):
             return import_module(module).main(argv)
-    typed = read_flags(argv, *EVAL, DataConfig, description=__doc__ or "", first=MOST_USED, elsewhere=_ELSEWHERE)
+    typed = read_flags(
+        argv, *EVAL, DataConfig, description=__doc__ or "", first=MOST_USED, elsewhere=_ELSEWHERE
+    )
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         score_splits(*resolved(typed, ranks), ranks)
 
 
 def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, EvalConfig, Additions]:
-    """The model, its text, and how that is scored. Raises `UsageError` on flags that do not go together."""
+    """The model, its text, and how that is scored.
+
+    Raises `UsageError` on flags that do not go together.
+    """
     config, additions, lm = opened(EvalConfig, typed, ranks)
     data = lm.data_config(typed)
     refuse_idle_flags(typed, config, *additions, data, lm.model_config)
     require_works(lm.model_config.memory, config, can_change=False)
     learns = additions.dynamic.dynamic != "off"
-    why = "learns from each token once, in the order of the text, which --borders aside reads several times"
+    why = (
+        "learns from each token once, in the order of the text, which --borders aside reads several"
+        " times"
+    )
     idle = f"--dynamic {additions.dynamic.dynamic}: {why}; drop one of the two"
     require(config.borders == "cut" or not learns, idle)
-    nothing = f"--pictures {config.pictures}: there is nothing to draw of one length; give several, or a length study"
+    nothing = (
+        f"--pictures {config.pictures}: there is nothing to draw of one length; give several, or a"
+        " length study"
+    )
     require(config.pictures is None or bool(pictures_of(config, Path())), nothing)
     if "reset" not in typed and config.convention == "txl":
         config = dataclasses.replace(config, reset=lm.reading["reset"])
     if "batch_size" not in typed:
-        config = dataclasses.replace(config, batch_size=default_streams(config, additions, lm, ranks))
+        config = dataclasses.replace(
+            config, batch_size=default_streams(config, additions, lm, ranks)
+        )
     return lm, data, config, additions
 
 
-def default_streams(config: EvalConfig, additions: Additions, lm: LanguageModel, ranks: Ranks) -> int:
-    """Streams to read in parallel if --batch_size is not given: one where the result depends on their number, else at
-    least one per process."""
+def default_streams(
+    config: EvalConfig, additions: Additions, lm: LanguageModel, ranks: Ranks
+) -> int:
+    """Streams to read in parallel if --batch_size is not given: one where the result depends on
+    their number, else at least one per process.
+    """
     if config.convention != "txl":
         return config.batch_size
     n_stream = streams_by_default(lm.model_config, config.reset, ranks)
     if n_stream == 1 and ranks.is_main:
         what = unbounded(lm.model_config)
-        print_line(f"| {what} looks back without limit: read in one stream, on which the result depends")
-    return 1 if additions.dynamic.dynamic != "off" else n_stream
+        print_line(
+            f"| {what} looks back without limit: read in one stream, on which the result depends"
+        )
+    if additions.dynamic.dynamic != "off":
+        return 1
+    return n_stream
 
 
 def readings_of(config: EvalConfig) -> list[EvalConfig]:
-    """What is asked for, a configuration for each way to read. Studies by length are of the text as it is cut."""
+    """What is asked for, a configuration for each way to read.
+
+    Studies by length are of the text as it is cut.
+    """
     if config.borders != "both":
         return [config]
     return [
@@ -101,7 +128,31 @@ def report(rows: Sequence[Row], gains: Sequence[Gain], config: EvalConfig, **how
         write_results(Path(config.json), rows, **how)
 
 
-def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additions: Additions, ranks: Ranks) -> None:
+def announce(corpus: Corpus, names: Sequence[str], config: EvalConfig) -> None:
+    """Print what is to be known of the text."""
+    if corpus.note:
+        print_line(f"| {corpus.note}")
+    if config.split == "all" and len(names) == 1:
+        print_line(f"| {names[0]} is the only split that is there")
+
+
+def origin(
+    lm: LanguageModel, corpus: Corpus, names: Sequence[str], config: EvalConfig
+) -> dict[str, Any]:
+    """What a file of results says about the model, the text and the reading."""
+    return {
+        "checkpoint": str(lm.folder),
+        "weights": lm.fingerprint(),
+        "convention": config.convention,
+        "reset": config.reset,
+        "texts": {name: corpus.fingerprint(name) for name in names},
+        "dtype": config.dtype,
+    }
+
+
+def score_splits(
+    lm: LanguageModel, data: DataConfig, config: EvalConfig, additions: Additions, ranks: Ranks
+) -> None:
     """Score splits with each context, their streams shared out over processes; rank 0 reports."""
     contexts = config.look_backs(lm.context)
     compares = config.borders == "both"
@@ -111,10 +162,7 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
     pictures = pictures_of(config, lm.run or Path())
     if ranks.is_main:
-        if corpus.note:
-            print_line(f"| {corpus.note}")
-        if config.split == "all" and len(names) == 1:
-            print_line(f"| {names[0]} is the only split that is there")
+        announce(corpus, names, config)
         require_outputs(config.json, config.token_losses)
         pictures = drawable(pictures, config)
     rows: list[Row] = []
@@ -123,14 +171,22 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
 
         @functools.lru_cache(maxsize=1)  # one is large, and made from the training text
         def adapted(context: Context) -> Predictor:
-            text = training_text(lm, corpus, ranks) if additions.read_training_text else None
-            return prepared(additions, model, text, context, batch_size=config.batch_size, ranks=ranks)
+            if additions.read_training_text:
+                text = training_text(lm, corpus, ranks)
+            else:
+                text = None
+            return prepared(
+                additions, model, text, context, batch_size=config.batch_size, ranks=ranks
+            )
 
         def rows_of(split: Split, reading: EvalConfig, context: Context) -> list[Row]:
             predictor = None
-            if additions.name:  # before the text is read: a store that does not fit is refused first
+            # before the text is read: a store that does not fit is refused first
+            if additions.name:
                 predictor = adapted(context if additions.dynamic.dynamic == "rms" else contexts[0])
-            rate = functools.partial(score, model, split, context, ranks=ranks, keeps_losses=keeps_losses)
+            rate = functools.partial(
+                score, model, split, context, ranks=ranks, keeps_losses=keeps_losses
+            )
             rows = [rate(config=reading)]
             if predictor is not None:
                 plain = dataclasses.replace(reading, **NO_STUDIES)
@@ -148,15 +204,12 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
                         print_row(row)
                 of_split += new
             if compares and ranks.is_main:
-                starts = split.starts_if_any()
-                gains += gains_of(of_split, split.sizes, starts=starts, trained=lm.context, reset=config.reset)
+                which = {"trained": lm.context, "reset": config.reset}
+                gains += gains_of(of_split, split.sizes, starts=split.starts_if_any(), **which)
             if not config.token_losses:
                 of_split = [dataclasses.replace(row, tokens=None) for row in of_split]
             rows += of_split
     if ranks.is_main:
-        how: dict[str, Any] = {"checkpoint": str(lm.folder), "weights": lm.fingerprint()}
-        how |= {"convention": config.convention, "reset": config.reset}
-        how |= {"texts": {name: corpus.fingerprint(name) for name in names}, "dtype": config.dtype}
-        report(rows, gains, config, **how)
+        report(rows, gains, config, **origin(lm, corpus, names, config))
         write_pictures(rows, pictures)
         show_pictures(lm.run or Path(), pictures)

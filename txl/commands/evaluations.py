@@ -1,4 +1,6 @@
-"""Evaluations during training: the streams to score, a sample of text, the best checkpoint at the end."""
+"""Evaluations during training: the streams to score, a sample of text, the best checkpoint at the
+end.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,9 @@ from txl.training.metrics import Metrics
 
 
 def evaluation_of(config: TrainConfig, shape: ModelConfig, ranks: Ranks) -> EvalConfig:
-    """How the splits are scored: with full context, by default in as many streams as results do not depend on."""
+    """How the splits are scored: with full context, by default in as many streams as results do not
+    depend on.
+    """
     n_stream = config.eval_batch_size or streams_by_default(shape, config.reset, ranks)
     return EvalConfig(batch_size=n_stream, reset=config.reset)
 
@@ -33,7 +37,9 @@ def validation_of(
 ) -> Validation:
     """How this process scores the valid split."""
     split = Split.of(corpus, "valid")
-    here = within(evaluation_context(context, config.eval_tgt_len or context.tgt_len), len(split.ids))
+    here = within(
+        evaluation_context(context, config.eval_tgt_len or context.tgt_len), len(split.ids)
+    )
     n_warmup = warmup_segments(shape.n_layer, here)
     streams = streams_of(split, here, evaluation_of(config, shape, ranks), ranks, n_warmup=n_warmup)
     return Validation(streams, here, total_sums(streams, split.sizes), config.max_eval_steps)
@@ -54,18 +60,27 @@ def sample_text(model: TransformerXL, corpus: Corpus, context: Context, config: 
 
 
 def evaluate_best(
-    run_folder: Path, corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks, metrics: Metrics
+    run_folder: Path,
+    corpus: Corpus,
+    config: TrainConfig,
+    context: Context,
+    ranks: Ranks,
+    metrics: Metrics,
 ) -> None:
-    """Score all of valid and test with the best checkpoint, read as during training. Prints a table and the last line
-    of the 2019 code."""
+    """Score all of valid and test with the best checkpoint, read as during training. Prints a table
+    and the last line of the 2019 code.
+    """
     checkpoint = open_checkpoint(run_folder)
     model = load_model(checkpoint).to(ranks.device)
     use_attention(model, config.attn_impl)
-    asked, rows = evaluation_of(config, model.config, ranks), []
+    asked = evaluation_of(config, model.config, ranks)
+    rows = []
     for split in (Split.of(corpus, name) for name in ("valid", "test")):
         rows.append(score(model, split, within(context, len(split.ids)), asked, ranks))
     if ranks.is_main:
         print_table(rows)
         nats = rows[-1].score.nats_per_token
-        metrics.add("test", checkpoint.record["step"], {"test/nll_nats": nats, "test/ppl": perplexity(nats)})
+        metrics.add(
+            "test", checkpoint.record["step"], {"test/nll_nats": nats, "test/ppl": perplexity(nats)}
+        )
         print_line(f"| End of training | test loss {nats:5.2f} | test ppl {perplexity(nats):9.3f}")

@@ -20,16 +20,24 @@ _A_TEXT = 2**10
 
 
 def main(argv: Sequence[str]) -> None:
-    typed = read_flags(argv, GenerateConfig, description=__doc__ or "", first=("work_dir", "prompt", "length"))
+    typed = read_flags(
+        argv, GenerateConfig, description=__doc__ or "", first=("work_dir", "prompt", "length")
+    )
     config = build(GenerateConfig, typed)
     config.refuse_with_beams(name for name in ("seed", "batch_size") if name in typed)
     sources = {"vocabulary": config.vocabulary, "dataset": config.dataset}
     lm = LanguageModel.open(config.work_dir, **sources, device=config.device, dtype=config.dtype)
-    own = f"--dataset {config.dataset}: {config.work_dir} is a run of txl and has its own; leave the flag out"
+    own = (
+        f"--dataset {config.dataset}: {config.work_dir} is a run of txl and has its own; leave the"
+        " flag out"
+    )
     require(config.dataset is None or lm.run is None, own)
     refuse_idle_flags(typed, config, lm.model_config)
-    vocab, tokenised = lm.tokenizer, lm.is_tokenised
-    prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config, vocab)]
+    vocab = lm.tokenizer
+    tokenised = lm.is_tokenised
+    prompts = []
+    for name, text in prompts_of(config, vocab):
+        prompts.append((text, ids_of(text, name, vocab, tokenised=tokenised)))
     with lm.used_as(config) as model:
         how = TextGenerator(
             model=model,
@@ -47,13 +55,18 @@ def main(argv: Sequence[str]) -> None:
         if config.interactive:
             converse(how, *prompts[0], tokenised=tokenised)
             return
-        shown = ["".join(map(decoder(vocab, tokenised=False), ids)) if config.raw else text for text, ids in prompts]
+        shown = []
+        for text, ids in prompts:
+            shown.append("".join(map(decoder(vocab, tokenised=False), ids)) if config.raw else text)
         n_text = len(prompts) * config.num_samples
         if n_text == 1:
             say(shown[0], how.stream(prompts[0][1]))
             return
         require_room(n_text * _A_TEXT, torch.device("cpu"), f"--num_samples {config.num_samples}")
-        rows = [(text, ids) for text, (_, ids) in zip(shown, prompts, strict=True) for _ in range(config.num_samples)]
+        rows = []
+        for text, (_, ids) in zip(shown, prompts, strict=True):
+            for _ in range(config.num_samples):
+                rows.append((text, ids))
         written = how.texts([ids for _, ids in rows], batch_size=config.batch_size)
         for number, ((text, _), continuation) in enumerate(zip(rows, written, strict=True)):
             if number:
@@ -62,8 +75,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def prompts_of(config: GenerateConfig, vocab: Tokenizer) -> Iterator[tuple[str, str]]:
-    """Where each prompt comes from, for messages, and its text; empty: begin a line. A line break that ends a file or
-    standard input, as of `echo`, is no part of it."""
+    """Where each prompt comes from, for messages, and its text; empty: begin a line. A line break
+    that ends a file or standard input, as of `echo`, is no part of it.
+    """
     name = config.prompts or config.prompt_file or ("-" if config.prompt == "-" else None)
     if name is None:
         text = vocab.prompt(config.prompt or "")
@@ -75,8 +89,13 @@ def prompts_of(config: GenerateConfig, vocab: Tokenizer) -> Iterator[tuple[str, 
         return
     text = read_text(name, vocab)
     if not vocab.prompt(text):
-        flag = next(flag for flag in ("prompts", "prompt_file", "prompt") if getattr(config, flag) == name)
-        what = "standard input" if name == "-" else "the file"
+        flag = next(
+            flag for flag in ("prompts", "prompt_file", "prompt") if getattr(config, flag) == name
+        )
+        if name == "-":
+            what = "standard input"
+        else:
+            what = "the file"
         raise UsageError(f"--{flag} {name}: {what} is empty; give some text, or leave the flag out")
     if config.prompts is None:
         yield name, vocab.prompt(text.removesuffix("\n").removesuffix("\r"))
@@ -87,7 +106,9 @@ def prompts_of(config: GenerateConfig, vocab: Tokenizer) -> Iterator[tuple[str, 
 
 def ids_of(text: str, name: str, vocab: Tokenizer, *, tokenised: bool) -> list[int]:
     """The tokens of a prompt; none if it is blank. Unknown words become `<unk>`, with a warning."""
-    return encode_text(text, vocab, name=name, running=tokenised).ids if vocab.prompt(text) else []
+    if vocab.prompt(text):
+        return encode_text(text, vocab, name=name, running=tokenised).ids
+    return []
 
 
 def say(prompt: str, pieces: Iterator[str] | Sequence[str]) -> None:
@@ -99,8 +120,11 @@ def say(prompt: str, pieces: Iterator[str] | Sequence[str]) -> None:
 
 
 def converse(how: TextGenerator, prompt: str, ids: Sequence[int], *, tokenised: bool) -> None:
-    """Continue a prompt, then each line of standard input; an empty line goes on with the text as it is."""
-    session, turns = Session(how), read_turns()
+    """Continue a prompt, then each line of standard input; an empty line goes on with the text as
+    it is.
+    """
+    session = Session(how)
+    turns = read_turns()
     is_typed = sys.stdin is not None and sys.stdin.isatty()
     if ids:
         session.read(0, ids)

@@ -32,7 +32,14 @@ MOST_USED = ("recl", "split", "recl_longest", "recl_step", "data", "json")
 def main(argv: Sequence[str]) -> None:
     argv = named(argv, "recl")
     elsewhere = {"has no effect with --recl": (*EVAL, *SCORE)}
-    typed = read_flags(argv, ReclConfig, DataConfig, description=__doc__ or "", first=MOST_USED, elsewhere=elsewhere)
+    typed = read_flags(
+        argv,
+        ReclConfig,
+        DataConfig,
+        description=__doc__ or "",
+        first=MOST_USED,
+        elsewhere=elsewhere,
+    )
     require("recl" in typed, "name the runs that are compared: txl recl RUN RUN ...")
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         compare_context_lengths(typed, ranks)
@@ -44,7 +51,9 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     config = dataclasses.replace(config, dtype=dtype_on(ranks.device, config.dtype))
     sources = {"vocabulary": config.vocabulary, "dataset": typed.get("dataset")}
 
-    def opened(run: str, device: str | torch.device = "cpu", dtype: str = "float32") -> LanguageModel:
+    def opened(
+        run: str, device: str | torch.device = "cpu", dtype: str = "float32"
+    ) -> LanguageModel:
         return LanguageModel.open(run, **sources, device=device, dtype=dtype)
 
     first = opened(config.recl[0])
@@ -62,7 +71,10 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     if ranks.is_main:
         require_outputs(config.json)
         pictures = drawable([picture_folder(config, first.run or Path()) / "recl.png"], config)
-    nats_MCP = [context_losses(opened(run, ranks.device, config.dtype), ids, config, ranks) for run in config.recl]
+    nats_MCP = []
+    for run in config.recl:
+        model = opened(run, ranks.device, config.dtype)
+        nats_MCP.append(context_losses(model, ids, config, ranks))
     if ranks.is_main:
         result = recl.recl(np.stack(nats_MCP), config.context_lengths)
         print_line(recl.table(result, config.recl))
@@ -70,18 +82,28 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
             plot_recl(picture, result, config.recl)
             print_line(f"| picture: {picture}")
         if config.json:
-            content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(config.recl)}
+            content = {
+                "split": config.split,
+                "dtype": config.dtype,
+                "recl": result.as_dict(config.recl),
+            }
             write_json(Path(config.json), content)
 
 
 def require_same_vocabulary(lm: LanguageModel, first: LanguageModel) -> ModelConfig:
     """The shape of a model. Raises `UsageError` if it has another vocabulary than the first."""
     same = lm.tokenizer.fingerprint() == first.tokenizer.fingerprint()
-    require(same, f"--recl {lm.folder}: its vocabulary is not that of {first.folder}; leave out one of the two")
+    require(
+        same,
+        f"--recl {lm.folder}: its vocabulary is not that of {first.folder}; leave out one of"
+        " the two",
+    )
     return lm.model_config
 
 
-def context_losses(lm: LanguageModel, ids: np.ndarray, config: ReclConfig, ranks: Ranks) -> np.ndarray:
+def context_losses(
+    lm: LanguageModel, ids: np.ndarray, config: ReclConfig, ranks: Ranks
+) -> np.ndarray:
     """Nats by context length and position of one run; the windows are shared out over processes."""
     (context,) = config.look_backs(lm.context)
     windows = window_streams(
@@ -106,8 +128,10 @@ def losses_of(
     *,
     n_token: int,
 ) -> np.ndarray:
-    """Nats of one run by context length and position, see `recl.losses_by_context`, over all processes, whose windows
-    together cover every position. Raises `UsageError` on all of them if one has a loss that is not finite."""
+    """Nats of one run by context length and position, see `recl.losses_by_context`, over all
+    processes, whose windows together cover every position. Raises `UsageError` on all of them if
+    one has a loss that is not finite.
+    """
     with progress(name, sum(map(len, windows)), shown=ranks.is_main) as bar:
         nats_CP = recl.losses_by_context(
             model,
@@ -117,7 +141,9 @@ def losses_of(
             every=config.recl_every,
             n_token=n_token,
         )
-    nats_CP = functools.reduce(np.fmax, ranks.gathered(nats_CP))  # positions of other processes are NaN
-    require_in_range(torch.from_numpy(nats_CP), ranks.device)  # after `gathered`, or other processes would hang
+    # positions of other processes are NaN
+    nats_CP = functools.reduce(np.fmax, ranks.gathered(nats_CP))
+    # after `gathered`, or other processes would hang
+    require_in_range(torch.from_numpy(nats_CP), ranks.device)
     require_finite(float(nats_CP.sum(dtype=np.float64)), name)
     return nats_CP

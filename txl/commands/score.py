@@ -1,6 +1,7 @@
 """Score any text with a trained Transformer-XL, from its first token on:
 
-txl score FILE --work_dir RUN --per_token FILE.tsv           python eval.py --text FILE --work_dir RUN ...
+txl score FILE --work_dir RUN --per_token FILE.tsv           python eval.py --text FILE --work_dir
+RUN ...
 
 --each line scores each line alone.
 """
@@ -48,54 +49,90 @@ MOST_USED = ("text", "work_dir", "each", "context", "tokenise", "per_token", "me
 def main(argv: Sequence[str]) -> None:
     argv = named(argv, "text")
     elsewhere = {"has no effect with --text": EVAL}
-    typed = read_flags(argv, *SCORE, DataConfig, description=__doc__ or "", first=MOST_USED, elsewhere=elsewhere)
+    typed = read_flags(
+        argv, *SCORE, DataConfig, description=__doc__ or "", first=MOST_USED, elsewhere=elsewhere
+    )
     require("text" in typed, "name the file of the text: txl score FILE (-: standard input)")
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         if ranks.is_main:  # it is one stream
             score_file(*resolved(typed, ranks), ranks)
 
 
-def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig | None, ScoreConfig, Additions]:
-    """The model, the text of its training if that is read, and how the file is scored. Raises `UsageError` on flags
-    that do not go together."""
+def resolved(
+    typed: Typed, ranks: Ranks
+) -> tuple[LanguageModel, DataConfig | None, ScoreConfig, Additions]:
+    """The model, the text of its training if that is read, and how the file is scored. Raises
+    `UsageError` on flags that do not go together.
+    """
     config, additions, lm = opened(ScoreConfig, typed, ranks)
-    data = lm.data_config(typed) if additions.read_training_text else None
+    if additions.read_training_text:
+        data = lm.data_config(typed)
+    else:
+        data = None
     refuse_idle_flags(typed, config, *additions, lm.model_config)
-    of_text = [f.name for f in fields(DataConfig) if f.name != "dataset" or lm.run is not None]
+    of_text = []
+    for f in fields(DataConfig):
+        if f.name != "dataset" or lm.run is not None:
+            of_text.append(f.name)
     idle = ", ".join(f"--{name}" for name in of_text if name in typed and data is None)
-    require(not idle, f"{idle}: no effect with --text, which is one stream of its own; leave it out")
+    require(
+        not idle, f"{idle}: no effect with --text, which is one stream of its own; leave it out"
+    )
     return lm, data, config, additions
 
 
 def score_file(
-    lm: LanguageModel, data: DataConfig | None, config: ScoreConfig, additions: Additions, ranks: Ranks
+    lm: LanguageModel,
+    data: DataConfig | None,
+    config: ScoreConfig,
+    additions: Additions,
+    ranks: Ranks,
 ) -> None:
-    """Score a text, or each part of it alone, as the beginning of a line or as the continuation of --context."""
+    """Score a text, or each part of it alone, as the beginning of a line or as the continuation of
+    --context.
+    """
     vocab = lm.tokenizer
     how: dict[str, Any] = {"running": config.tokenise}
     if not config.tokenise:
         how["advice"] = "; for running text there is --tokenise"
     before = [vocab.eos_id]
     if config.context is not None:
-        before += encode_text(read_text(config.context, vocab), vocab, name=config.context, **how).ids
+        before += encode_text(
+            read_text(config.context, vocab), vocab, name=config.context, **how
+        ).ids
     texts = texts_of(read_text(config.text, vocab), config, lm, how)
     require_outputs(config.json, config.per_token)
-    training = training_text(lm, lm.corpus(data), ranks) if additions.read_training_text else None
-    counts = {name: sum(int(one.tokens.sizes[name].sum()) for one in texts) for name in texts[0].tokens.sizes}
+    if additions.read_training_text:
+        training = training_text(lm, lm.corpus(data), ranks)
+    else:
+        training = None
+    counts = {}
+    for name in texts[0].tokens.sizes:
+        counts[name] = sum(int(one.tokens.sizes[name].sum()) for one in texts)
     ids = [np.array(before + one.tokens.ids) for one in texts]
-    rows, nats_of = [], []
+    rows = []
+    nats_of = []
     with lm.used_as(config) as model:
         for asked in config.look_backs(lm.context):
-            context = asked if config.ext_len is not None else reading_context(lm.model_config, asked)
+            if config.ext_len is not None:
+                context = asked
+            else:
+                context = reading_context(lm.model_config, asked)
             predictors: list[tuple[str, Predictor]] = [("", frozen(model))]
             if additions.name:
                 added = prepared(additions, model, training, context, batch_size=1, ranks=ranks)
                 predictors.append((additions.name, added))
             for name_of_added, predictor in predictors:
-                reading = Reading(context, within(context, max(map(len, ids))), 0, predictor, name_of_added)
-                row, nats_of = row_of_texts(ids, reading, model, ranks, first=len(before), counts=counts)
+                reading = Reading(
+                    context, within(context, max(map(len, ids))), 0, predictor, name_of_added
+                )
+                row, nats_of = row_of_texts(
+                    ids, reading, model, ranks, first=len(before), counts=counts
+                )
                 rows.append(row)  # the tokens are those of the last row
-    parts = [part_of(one, nats_N.tolist(), vocab) for one, nats_N in zip(texts, nats_of, strict=True)]
+    parts = []
+    for one, nats_N in zip(texts, nats_of, strict=True):
+        parts.append(part_of(one, nats_N.tolist(), vocab))
     report(lm, config, rows, parts)
 
 
@@ -108,7 +145,8 @@ class _Text(NamedTuple):
 
 
 def texts_of(text: str, config: ScoreConfig, lm: LanguageModel, how: dict[str, Any]) -> list[_Text]:
-    """What of the file is read alone: the file, or those of its lines or documents that have tokens.
+    """What of the file is read alone: the file, or those of its lines or documents that have
+    tokens.
 
     Args:
         how: arguments of `encode_text`.
@@ -124,11 +162,17 @@ def texts_of(text: str, config: ScoreConfig, lm: LanguageModel, how: dict[str, A
         if config.per_token != "-":
             print_line(f"| {config.text}: {len(contents):,} documents by {rule}")
     begins = itertools.accumulate(map(len, contents), initial=0)
-    return [
-        _Text(n, begin, encode_text(content, lm.tokenizer, name=config.text, **how, is_noticed=True))
-        for n, (begin, content) in enumerate(zip(begins, contents, strict=False), 1)
-        if has_tokens(content, lm.tokenizer)
-    ]
+    texts = []
+    for n, (begin, content) in enumerate(zip(begins, contents, strict=False), 1):
+        if has_tokens(content, lm.tokenizer):
+            texts.append(
+                _Text(
+                    n,
+                    begin,
+                    encode_text(content, lm.tokenizer, name=config.text, **how, is_noticed=True),
+                )
+            )
+    return texts
 
 
 def part_of(text: _Text, nats: Sequence[float], vocab: Tokenizer) -> Part:
@@ -136,10 +180,9 @@ def part_of(text: _Text, nats: Sequence[float], vocab: Tokenizer) -> Part:
     ids, offsets, surfaces, _ = text.tokens
     columns = zip(vocab.decode(ids), ids, nats, offsets, surfaces, strict=True)
     unknown = vocab.index.get(UNK)
-    tokens = [
-        Token(position, word, i, nat, i == unknown, text.begin + offset, surface)
-        for position, (word, i, nat, offset, surface) in enumerate(columns)
-    ]
+    tokens = []
+    for position, (word, i, nat, offset, surface) in enumerate(columns):
+        tokens.append(Token(position, word, i, nat, i == unknown, text.begin + offset, surface))
     return Part(text.number, tokens)
 
 
@@ -155,7 +198,11 @@ def report(lm: LanguageModel, config: ScoreConfig, rows: list[Row], parts: list[
         path = Path(config.per_token)
         write_tokens(path, parts, config.each, checkpoint=str(lm.folder), text=config.text)
     if config.json:
-        which: dict[str, Any] = {"checkpoint": str(lm.folder), "weights": lm.fingerprint(), "text": config.text}
+        which: dict[str, Any] = {
+            "checkpoint": str(lm.folder),
+            "weights": lm.fingerprint(),
+            "text": config.text,
+        }
         if config.each != "file":
             which |= {"each": [part.as_dict(config.each) for part in parts]}
         write_results(Path(config.json), rows, **which, dtype=config.dtype)

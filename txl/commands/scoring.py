@@ -13,7 +13,13 @@ from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.lm1b import SentenceRows
 from txl.data_utils.raw_text import DataError
-from txl.data_utils.segments import CountedRows, document_streams, equal_streams, scoring_stream, total_sums
+from txl.data_utils.segments import (
+    CountedRows,
+    document_streams,
+    equal_streams,
+    scoring_stream,
+    total_sums,
+)
 from txl.evaluation.config import ADDED, DEFAULTS, EvalConfig, ScoreConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.measures.loss_by_position import LossByPosition
@@ -32,20 +38,35 @@ Asked = TypeVar("Asked", EvalConfig, ScoreConfig)
 
 
 def opened(kind: type[Asked], typed: Typed, ranks: Ranks) -> tuple[Asked, Additions, LanguageModel]:
-    """What flags ask for, and the model. Raises `UsageError` on test-time methods that do not work with the rest."""
+    """What flags ask for, and the model.
+
+    Raises `UsageError` on test-time methods that do not work with the rest.
+    """
     convention = typed.get("convention", "txl")
     config = build(kind, typed, **DEFAULTS.get(convention, {}))
     config = dataclasses.replace(config, dtype=dtype_on(ranks.device, config.dtype))
     additions = Additions(*(build(cls, typed) for cls in ADDED))
     additions.check(config.dtype, ranks.world, convention)
-    kept = "float32" if additions.name else config.dtype  # stores are made with the weights as they are
+    # stores are made with the weights as they are
+    if additions.name:
+        kept = "float32"
+    else:
+        kept = config.dtype
     sources = {"vocabulary": config.vocabulary, "dataset": typed.get("dataset")}
-    return config, additions, LanguageModel.open(config.work_dir, **sources, device=ranks.device, dtype=kept)
+    return (
+        config,
+        additions,
+        LanguageModel.open(config.work_dir, **sources, device=ranks.device, dtype=kept),
+    )
 
 
 def streams_by_default(shape: ModelConfig, reset: str, ranks: Ranks) -> int:
-    """Streams to read in parallel: one where the result depends on their number, else at least one per process."""
-    return 1 if unbounded(shape) and reset == "never" else max(EvalConfig.batch_size, ranks.world)
+    """Streams to read in parallel: one where the result depends on their number, else at least one
+    per process.
+    """
+    if unbounded(shape) and reset == "never":
+        return 1
+    return max(EvalConfig.batch_size, ranks.world)
 
 
 class Split(NamedTuple):
@@ -72,7 +93,10 @@ class Split(NamedTuple):
     @classmethod
     def of(cls, corpus: Corpus, name: str) -> "Split":
         starts = functools.partial(corpus.document_starts, name)
-        between = corpus.vocab.eos_id if corpus.kind.has_sentences else None
+        if corpus.kind.has_sentences:
+            between = corpus.vocab.eos_id
+        else:
+            between = None
         return cls(name, corpus.split(name), corpus.sizes(name), starts, between)
 
 
@@ -99,14 +123,22 @@ def score(
     reading = reading_of(config.convention, model, context, n_token=len(split.ids))
     if predictor is not None:
         n_warmup = reading.n_warmup + additions.warmup_segments(reading.context)
-        reading = dataclasses.replace(reading, n_warmup=n_warmup, predictor=predictor, added=additions.name)
+        reading = dataclasses.replace(
+            reading, n_warmup=n_warmup, predictor=predictor, added=additions.name
+        )
     watch = None
     if config.loss_by_position:
-        starts = None if deals_sentences(split, config) else split.starts_if_any()
+        if deals_sentences(split, config):
+            starts = None
+        else:
+            starts = split.starts_if_any()
         watch = LossByPosition(reading.context, n_token=len(split.ids), starts=starts)
     token_watch = None
     if keeps_losses:
-        dealt = "deals sentences to its streams, where they have no place in the text; drop --token_losses"
+        dealt = (
+            "deals sentences to its streams, where they have no place in the text; drop"
+            " --token_losses"
+        )
         require(not deals_sentences(split, config), f"--convention {config.convention}: {dealt}")
         names = {"asked": reading.asked, "added": reading.added, "borders": borders}
         token_watch = TokenLossWatch(split.name, split.ids, **names)
@@ -126,7 +158,9 @@ def score(
 
 
 def deals_sentences(split: Split, config: EvalConfig) -> bool:
-    """True if sentences are dealt to the streams one by one, as the 2019 code and Hugging Face's read lm1b."""
+    """True if sentences are dealt to the streams one by one, as the 2019 code and Hugging Face's
+    read lm1b.
+    """
     return split.between_sentences is not None and config.convention in ("original", "huggingface")
 
 
@@ -139,21 +173,34 @@ def streams_of(
         n_warmup: segments that must be read before the first that counts.
     """
     is_aside = config.borders == "aside"
-    lengths = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    lengths = {
+        "batch_size": config.batch_size,
+        "tgt_len": context.tgt_len,
+        "ext_len": context.ext_len,
+    }
     if split.between_sentences is not None and deals_sentences(split, config):
         rows = np.array_split(np.arange(config.batch_size), ranks.world)[ranks.rank]
-        return [SentenceRows(split.ids, eos_id=split.between_sentences, rows=rows.tolist(), **lengths)]
+        return [
+            SentenceRows(split.ids, eos_id=split.between_sentences, rows=rows.tolist(), **lengths)
+        ]
     if config.reset == "document":
         streams = document_streams(split.ids, split.starts(), **lengths)[ranks.rank :: ranks.world]
     else:
-        cut = scoring_stream if config.convention == "txl" else equal_streams
+        if config.convention == "txl":
+            cut = scoring_stream
+        else:
+            cut = equal_streams
         stream = cut(split.ids, n_warmup=n_warmup + is_aside, **lengths)
         streams = [stream.share(ranks.rank, ranks.world)]
-    return [late for stream in streams for late in stream.late()] if is_aside else streams
+    if is_aside:
+        return [late for stream in streams for late in stream.late()]
+    return streams
 
 
 def training_text(lm: LanguageModel, corpus: Corpus, ranks: Ranks) -> TrainingText:
     """The training text, for test-time adaptation."""
     ids = ranks.main_first(lambda: corpus.split("train"))
     names = {"checkpoint": lm.fingerprint(), "training_text": corpus.fingerprint("train")}
-    return TrainingText(ids, {**names, "vocabulary": lm.tokenizer.fingerprint()}, scoring_stream, lm.context)
+    return TrainingText(
+        ids, {**names, "vocabulary": lm.tokenizer.fingerprint()}, scoring_stream, lm.context
+    )

@@ -46,13 +46,20 @@ class Settings(NamedTuple):
 
 
 def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -> Settings:
-    """The settings of a training in a folder, see `open_run`. Raises `UsageError` if flags contradict each other, or
-    the model or run that is gone on from."""
+    """The settings of a training in a folder, see `open_run`. Raises `UsageError` if flags
+    contradict each other, or the model or run that is gone on from.
+    """
     typed = with_batch_size(typed, ranks)
     remember_typed(typed.get("data"))
     # what asks for clusters contradicts no model's cutoffs, where these were to be found
-    free = {"cutoffs", "adaptive"} if typed.get("cutoffs") == AUTO else set()
-    fixed = {name: value for name, value in typed.items() if name not in free}
+    if typed.get("cutoffs") == AUTO:
+        free = {"cutoffs", "adaptive"}
+    else:
+        free = set()
+    fixed = {}
+    for name, value in typed.items():
+        if name not in free:
+            fixed[name] = value
     checkpoint = open_run(run_folder, fixed, ranks, restarted=restarted)
     if checkpoint is None:
         return new_settings(typed, ranks, _initial_model(fixed))
@@ -60,20 +67,29 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     train = build(TrainConfig, typed, **saved_settings(checkpoint))
     data = build(DataConfig, typed, **data_settings(checkpoint.record, checkpoint.folder, typed))
     context = build(Context, typed, **as_dict(checkpoint.context))
-    return _checked(Settings(train, context, data, checkpoint.model_config, checkpoint), typed, ranks)
+    return _checked(
+        Settings(train, context, data, checkpoint.model_config, checkpoint), typed, ranks
+    )
 
 
 def new_settings(typed: Typed, ranks: Ranks, initial: LanguageModel | None = None) -> Settings:
     """Those of a new training. Raises `UsageError` if flags contradict each other."""
-    memory = initial.model_config.memory if initial else typed.get("memory", ModelConfig.memory)
+    if initial:
+        memory = initial.model_config.memory
+    else:
+        memory = typed.get("memory", ModelConfig.memory)
     of_context = SimpleNamespace(**{f.name: typed.get(f.name) for f in dataclasses.fields(Context)})
-    require_works(memory, of_context, can_change=initial is None)  # before its lengths are judged without it
+    # before its lengths are judged without it
+    require_works(memory, of_context, can_change=initial is None)
     context = build(Context, typed, **(as_dict(initial.context) if initial else {}))
     train = build(TrainConfig, typed)
     length = train.eval_tgt_len or context.tgt_len
     longer = f"--eval_tgt_len {length}: longer than --tgt_len {context.tgt_len}; lower it"
     require("eval_tgt_len" not in typed or length <= context.tgt_len, longer)
-    shape = initial.model_config if initial else shape_of(typed, context)
+    if initial:
+        shape = initial.model_config
+    else:
+        shape = shape_of(typed, context)
     settings = Settings(train, context, build(DataConfig, typed), shape, initial=initial)
     return _checked(_with_memory(settings, typed, ranks), typed, ranks)
 
@@ -85,15 +101,23 @@ def with_batch_size(typed: Typed, ranks: Ranks) -> Typed:
     batch_size = typed["local_batch_size"] * ranks.world
     asked = typed.get("batch_size", batch_size)
     both = f"--batch_size {asked} and --local_batch_size {typed['local_batch_size']}"
-    require(asked == batch_size, f"{both}: over {ranks.world} process(es) they differ; drop one of them")
+    require(
+        asked == batch_size, f"{both}: over {ranks.world} process(es) they differ; drop one of them"
+    )
     return {**typed, "batch_size": batch_size}
 
 
 def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
-    """The same, with lengths and parts with which the memory remembers and learns to. Raises `UsageError` if it
-    remembers nothing; says what else is of no use."""
-    train, context, found = settings.train, settings.context, settings.shape
-    shape = found.model if isinstance(found, Shape) else found
+    """The same, with lengths and parts with which the memory remembers and learns to. Raises
+    `UsageError` if it remembers nothing; says what else is of no use.
+    """
+    train = settings.train
+    context = settings.context
+    found = settings.shape
+    if isinstance(found, Shape):
+        shape = found.model
+    else:
+        shape = found
     require_works(shape.memory, context, can_change=isinstance(found, Shape))
     rule = MEMORIES[shape.memory]
     why = rule.traits.idle(context)
@@ -102,7 +126,10 @@ def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
         context = context.overlaid(compressed_len=context.n_compressed)
     if train.memory_parts is None:
         in_parts = rule.traits.learns_to_write and not context.ext_len
-        n_part = min(_PARTS, context.tgt_len) if in_parts else 1
+        if in_parts:
+            n_part = min(_PARTS, context.tgt_len)
+        else:
+            n_part = 1
         train = dataclasses.replace(train, memory_parts=n_part)
     note = _note_on_parts(rule, shape.memory, train.n_part, context)
     if note and ranks.is_main:
@@ -113,36 +140,63 @@ def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
 def _note_on_parts(rule: type[MemoryRule], name: str, n_part: int, context: Context) -> str:
     """What is of no use in the parts that segments are read in; empty: nothing."""
     if rule.traits.learns_to_write and n_part == 1:
-        return f"--memory_parts 1: nothing teaches --memory {name} what to write; give 2 or more, without --ext_len"
+        return (
+            f"--memory_parts 1: nothing teaches --memory {name} what to write; give 2 or more,"
+            " without --ext_len"
+        )
     if n_part > 1 and rule.traits.is_bounded and not context.mem_len:
-        seen = f"nothing is remembered, so a token sees {-(-context.tgt_len // n_part)} of {context.tgt_len} tokens"
+        seen = (
+            f"nothing is remembered, so a token sees {-(-context.tgt_len // n_part)} of"
+            f" {context.tgt_len} tokens"
+        )
         return f"--memory_parts {n_part}: {seen} at most; leave it out, or use another --memory"
     return ""
 
 
 def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
-    """The same, with what follows from other settings. Raises `UsageError` unless they go together."""
+    """The same, with what follows from other settings.
+
+    Raises `UsageError` unless they go together.
+    """
     config, context, data, found, *_ = settings
-    shape = found.model if isinstance(found, Shape) else found
+    if isinstance(found, Shape):
+        shape = found.model
+    else:
+        shape = found
     refuse_idle_flags(typed, config, data, shape)
     for name in ("eta_min", "lr_min"):
         lowest = getattr(config, name)
-        require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
+        require(
+            name not in typed or lowest <= config.lr,
+            f"--{name} {lowest}: must be at most --lr {config.lr}",
+        )
     require_shares(config, ranks)
     if config.reset != "never":
         require_masks_documents(shape)
-        fused = f"--reset {config.reset}: --attn_impl fused does not mask the documents of a row; use auto"
+        fused = (
+            f"--reset {config.reset}: --attn_impl fused does not mask the documents of a row; use"
+            " auto"
+        )
         require(config.attn_impl != "fused", fused)
     can_change = isinstance(found, Shape)
     require_works(shape.memory, config, can_change=can_change)
     require_works(shape.memory, context, can_change=can_change)
-    parts, whole = f"--memory_parts {config.n_part}", f"--tgt_len {context.tgt_len}"
+    parts = f"--memory_parts {config.n_part}"
+    whole = f"--tgt_len {context.tgt_len}"
     require(config.n_part <= context.tgt_len, f"{parts}: more than {whole} has tokens; lower it")
-    require(config.n_part == 1 or not context.ext_len, f"{parts}: works with --ext_len 0 only; drop one of them")
-    drawn = f"--draw_mem_len {config.draw_mem_len}: has no effect without --mem_len; give it, or leave this flag out"
+    require(
+        config.n_part == 1 or not context.ext_len,
+        f"{parts}: works with --ext_len 0 only; drop one of them",
+    )
+    drawn = (
+        f"--draw_mem_len {config.draw_mem_len}: has no effect without --mem_len; give it, or leave"
+        " this flag out"
+    )
     require(not config.draw_mem_len or context.mem_len > 0, drawn)
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
-    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
+    config = dataclasses.replace(
+        config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len
+    )
     return settings._replace(train=config)
 
 
@@ -151,10 +205,17 @@ def _initial_model(typed: Typed) -> LanguageModel | None:
     if typed.get("init_from") is None:
         return None
     source = typed["init_from"]
-    found = LanguageModel.open(source, vocabulary=typed.get("vocabulary"), dataset=typed.get("dataset"), device="cpu")
+    found = LanguageModel.open(
+        source, vocabulary=typed.get("vocabulary"), dataset=typed.get("dataset"), device="cpu"
+    )
     require_same_own(typed, found.model_config)
     for f in dataclasses.fields(ModelConfig):
-        has, asked = getattr(found.model_config, f.name), typed.get(f.name)
-        if f.name in typed and has != (found.model_config.d_model if f.name == "d_embed" and asked == -1 else asked):
-            raise UsageError(f"--{f.name} {asked}: the model of --init_from {source} has {has}; drop the flag")
+        has = getattr(found.model_config, f.name)
+        asked = typed.get(f.name)
+        if f.name in typed and has != (
+            found.model_config.d_model if f.name == "d_embed" and asked == -1 else asked
+        ):
+            raise UsageError(
+                f"--{f.name} {asked}: the model of --init_from {source} has {has}; drop the flag"
+            )
     return found

@@ -37,45 +37,61 @@ class Shape:
         n_token = len(corpus.vocab)
         if self.cutoffs != AUTO:
             return self.of_words(n_token, corpus.config.dataset)
-        ids, plain = corpus.split("train"), replace(self.model, n_token=n_token)
+        ids = corpus.split("train")
+        plain = replace(self.model, n_token=n_token)
         parts = (ids[i : i + _AT_A_TIME] for i in range(0, len(ids), _AT_A_TIME))
         counts_V = sum(np.bincount(part.astype(np.int64), minlength=n_token) for part in parts)
         assert isinstance(counts_V, np.ndarray)
         found = best_cutoffs(counts_V, plain)
         if ranks.is_main:
-            chosen, whole = (products_per_token(counts_V, cutoffs, plain) for cutoffs in (found, ()))
+            chosen = products_per_token(counts_V, found, plain)
+            whole = products_per_token(counts_V, (), plain)
             print_line(
-                f"| --cutoffs auto: {' '.join(map(str, found)) or 'none'}: {chosen:,.0f} products per token in the "
-                f"softmax, {whole:,.0f} without cutoffs"
+                f"| --cutoffs auto: {' '.join(map(str, found)) or 'none'}: {chosen:,.0f} products"
+                f" per token in the softmax, {whole:,.0f} without cutoffs"
             )
         plain = replace(self.model, adaptive=bool(found))
         return replace(self, model=plain, cutoffs=found).of_words(n_token, corpus.config.dataset)
 
     def of_words(self, n_token: int, dataset: str) -> ModelConfig:
-        """The model of as many words, with what follows from the data set: cutoffs, tied projections. Raises
-        `UsageError` if there are too few words for clusters, or a cluster's embeddings get no width."""
+        """The model of as many words, with what follows from the data set: cutoffs, tied
+        projections. Raises `UsageError` if there are too few words for clusters, or a cluster's
+        embeddings get no width.
+        """
         published = PUBLISHED.get(dataset, Published(()))
         cutoffs = self.cutoffs or ()
         if self.model.adaptive and self.cutoffs is None:
             cutoffs = published.cutoffs
             if not cutoffs or cutoffs[-1] >= n_token:
                 cutoffs = tuple(int(share * n_token) for share in CUTOFF_SHARES)
-                few = f"--adaptive: a vocabulary of {n_token} words is too small for clusters; drop the flag"
+                few = (
+                    f"--adaptive: a vocabulary of {n_token} words is too small for clusters; drop"
+                    " the flag"
+                )
                 require(0 < cutoffs[0] < cutoffs[1] < cutoffs[2] < n_token, few)
         tied = (False,) + (published.ties_projections,) * len(cutoffs)
         config = replace(self.model, n_token=n_token, cutoffs=cutoffs, tie_projs=tied)
         widths = " ".join(map(str, config.cluster_widths))
-        none = f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise --d_embed"
+        none = (
+            f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise"
+            " --d_embed"
+        )
         require(0 not in config.cluster_widths, none)
         return config
 
 
 def shape_of(typed: Typed, context: Context) -> Shape:
-    """What flags ask for; `context` says how many positions a learned table has. Raises `UsageError`."""
+    """What flags ask for; `context` says how many positions a learned table has.
+
+    Raises `UsageError`.
+    """
     cutoffs = typed.get("cutoffs")
     mixed = cutoffs is not None and cutoffs != AUTO and AUTO[0] in cutoffs
     require(not mixed, f"--cutoffs {' '.join(map(str, cutoffs or ()))}: give ranks, or auto alone")
-    asked = {name: value for name, value in typed.items() if name != "cutoffs"}
+    asked = {}
+    for name, value in typed.items():
+        if name != "cutoffs":
+            asked[name] = value
     model = build(ModelConfig, asked)
     model = replace(model, own=own_settings(typed, list(chosen_by(model).values())))
     n_position = context.tgt_len + context.ext_len + n_kept_at_most(model, context)

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from txl.attention_rules.paths import attention_path, use_attention
-from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model, load_snapshot, load_weights
+from txl.checkpoint import (
+    Background,
+    Checkpoint,
+    CheckpointWriter,
+    load_model,
+    load_snapshot,
+    load_weights,
+)
 from txl.cli.flags import read_flags
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
 from txl.commands.settings import Settings, resolved
@@ -40,7 +47,18 @@ from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, r
 from txl.training.step import TrainState, autocast_dtype
 
 MOST_USED = (
-    *("data", "dataset", "work_dir", "resume", "overwrite", "max_step", "batch_size", "lr", "tgt_len", "mem_len"),
+    *(
+        "data",
+        "dataset",
+        "work_dir",
+        "resume",
+        "overwrite",
+        "max_step",
+        "batch_size",
+        "lr",
+        "tgt_len",
+        "mem_len",
+    ),
     *("n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "adaptive"),
 )
 _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
@@ -58,7 +76,8 @@ def main(argv: Sequence[str]) -> int:
         locked_run_directory(run_folder, ranks) as restarted,
     ):
         settings = resolved(typed, ranks, run_folder, restarted=restarted)
-        config, context = settings.train, settings.context
+        config = settings.train
+        context = settings.context
         corpus = open_text(settings, ranks)
         model = model_of(settings, corpus, ranks)
 
@@ -69,7 +88,8 @@ def main(argv: Sequence[str]) -> int:
         checkpoints = checkpoint_writer(run_folder, context, config, ranks, record, corpus.vocab)
         needed = require_resources(model, corpus, settings, ranks, run_folder)
 
-        # the state of the training, new or restored; nothing of an old run is removed before this point
+        # the state of the training, new or restored; nothing of an old run is removed before this
+        # point
         state = TrainState(model, config, context, ranks)
         resumed_from = begin(state, settings, record["texts"], stream.columns, run_folder)
 
@@ -77,7 +97,10 @@ def main(argv: Sequence[str]) -> int:
             if ranks.is_main:
                 print_beginning(state, len(stream), needed)
                 note_beginning(metrics, state, record, resumed_from)
-            sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
+            if config.sample_length:
+                sample = functools.partial(sample_text, model, corpus, context, config)
+            else:
+                sample = None
             outcome = train(state, stream, validation, checkpoints, metrics, sample)
             if config.eval_test and outcome.reason is None:
                 evaluate_best(run_folder, corpus, config, validation.context, ranks, metrics)
@@ -86,8 +109,13 @@ def main(argv: Sequence[str]) -> int:
 
 def open_text(settings: Settings, ranks: Ranks) -> Corpus:
     """The text of the training in tokens. Rank 0 makes and writes them, the others find them."""
-    config, start, checkpoint = settings.train, settings.initial, settings.checkpoint
-    splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
+    config = settings.train
+    start = settings.initial
+    checkpoint = settings.checkpoint
+    if config.eval_test:
+        splits = ("train", "valid", "test")
+    else:
+        splits = ("train", "valid")
     is_given = bool(config.init_from or settings.data.tokenizer)  # not made of the text
     words = None
     if start:
@@ -101,13 +129,22 @@ def open_text(settings: Settings, ranks: Ranks) -> Corpus:
 
 
 def model_of(settings: Settings, corpus: Corpus, ranks: Ranks) -> TransformerXL:
-    """The model on its device, new or that of the checkpoint. Raises `UsageError` if it does not fit the processes or
-    the memory, before it is built."""
-    config, checkpoint, start = settings.train, settings.checkpoint, settings.initial
-    shape = settings.shape if isinstance(settings.shape, ModelConfig) else settings.shape.of_text(corpus, ranks)
+    """The model on its device, new or that of the checkpoint. Raises `UsageError` if it does not
+    fit the processes or the memory, before it is built.
+    """
+    config = settings.train
+    checkpoint = settings.checkpoint
+    start = settings.initial
+    if isinstance(settings.shape, ModelConfig):
+        shape = settings.shape
+    else:
+        shape = settings.shape.of_text(corpus, ranks)
     require_shards(shape, config, ranks)
     require_room_for_weights(shape, config, ranks)
-    model = resumed_model(checkpoint, corpus, config, ranks) if checkpoint else new_model(shape, config, start, ranks)
+    if checkpoint:
+        model = resumed_model(checkpoint, corpus, config, ranks)
+    else:
+        model = new_model(shape, config, start, ranks)
     can_change = checkpoint is None and start is None
     require_serves(model.layers[0].attn.pos, settings.context, can_change=can_change)
     model.to(ranks.device)
@@ -115,8 +152,12 @@ def model_of(settings: Settings, corpus: Corpus, ranks: Ranks) -> TransformerXL:
     return model
 
 
-def new_model(shape: ModelConfig, config: TrainConfig, start: LanguageModel | None, ranks: Ranks) -> TransformerXL:
-    """A model with weights drawn from the seed, the same on all ranks, or those of `start`, as float32."""
+def new_model(
+    shape: ModelConfig, config: TrainConfig, start: LanguageModel | None, ranks: Ranks
+) -> TransformerXL:
+    """A model with weights drawn from the seed, the same on all ranks, or those of `start`, as
+    float32.
+    """
     if in_shards(config, ranks) and start is None:
         return drawn_in_shards(shape, config, ranks)
     torch.manual_seed(config.seed)
@@ -130,9 +171,13 @@ def new_model(shape: ModelConfig, config: TrainConfig, start: LanguageModel | No
     return model
 
 
-def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig, ranks: Ranks) -> TransformerXL:
+def resumed_model(
+    checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig, ranks: Ranks
+) -> TransformerXL:
     """The model of a checkpoint. Raises `UsageError` if the text has another vocabulary."""
-    same = all(checkpoint.attachment(name) == content for name, content in corpus.vocab.files().items())
+    same = all(
+        checkpoint.attachment(name) == content for name, content in corpus.vocab.files().items()
+    )
     changed = f"its vocabulary is no longer the one {checkpoint.folder} was trained with"
     require(same, f"{corpus.folder}: {changed}; {_NEW_RUN}")
     if in_shards(config, ranks):
@@ -146,61 +191,100 @@ def training_stream(
     corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks
 ) -> SegmentStream | SentenceStream:
     """This process's streams of the train split."""
-    ids, by_document = corpus.split("train"), config.reset == "document"
-    shared: dict[str, Any] = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    ids = corpus.split("train")
+    by_document = config.reset == "document"
+    shared: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "tgt_len": context.tgt_len,
+        "ext_len": context.ext_len,
+    }
     shared |= {"columns": ranks.columns(config.batch_size), "seed": config.seed}
     if corpus.kind.has_sentences:
         for name in ("varlen", "roll"):
             require(
                 not getattr(config, name),
-                f"--{name}: the sentences of {corpus.config.dataset} are shuffled already; leave it out",
+                f"--{name}: the sentences of {corpus.config.dataset} are shuffled already; leave"
+                " it out",
             )
         files = corpus.file_starts("train")
-        return SentenceStream(ids, files, eos_id=corpus.vocab.eos_id, by_sentence=by_document, **shared)
-    starts = corpus.document_starts("train") if by_document else None
+        return SentenceStream(
+            ids, files, eos_id=corpus.vocab.eos_id, by_sentence=by_document, **shared
+        )
+    if by_document:
+        starts = corpus.document_starts("train")
+    else:
+        starts = None
     return SegmentStream(ids, varlen=config.varlen, roll=config.roll, starts=starts, **shared)
 
 
 def record_of(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
     """What checkpoints and metrics.jsonl say of the training besides its model."""
-    texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
+    texts = {}
+    for split in ("train", "valid"):
+        texts[split] = corpus.fingerprint(split)
     return {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
 
 
 def checkpoint_writer(
-    run_folder: Path, context: Context, config: TrainConfig, ranks: Ranks, record: dict[str, Any], vocab: Tokenizer
+    run_folder: Path,
+    context: Context,
+    config: TrainConfig,
+    ranks: Ranks,
+    record: dict[str, Any],
+    vocab: Tokenizer,
 ) -> CheckpointWriter:
-    """What writes the checkpoints of this process's streams, with --async_save in the background."""
-    background = Background() if config.async_save else None
-    ranks = ranks.with_own_group(config.timeout_s) if background else ranks
+    """What writes the checkpoints of this process's streams, with --async_save
+    in the background.
+    """
+    if config.async_save:
+        background = Background()
+    else:
+        background = None
+    if background:
+        ranks = ranks.with_own_group(config.timeout_s)
     columns = ranks.columns(config.batch_size)
-    return CheckpointWriter(run_folder, context, ranks, columns, record, vocab.files(), config.keep_last, background)
+    return CheckpointWriter(
+        run_folder, context, ranks, columns, record, vocab.files(), config.keep_last, background
+    )
 
 
 def require_resources(
     model: TransformerXL, corpus: Corpus, settings: Settings, ranks: Ranks, run_folder: Path
 ) -> dict[str, int]:
-    """The bytes that a process needs, see `training_bytes`. Raises `UsageError` if memory or disk is too small."""
-    config, checkpoint = settings.train, settings.checkpoint
+    """The bytes that a process needs, see `training_bytes`.
+
+    Raises `UsageError` if memory or disk is too small.
+    """
+    config = settings.train
+    checkpoint = settings.checkpoint
     of_a_stream = within(settings.context, len(corpus.split("train")) // config.batch_size)
     needed = training_bytes(model, config, of_a_stream, ranks, autocast_dtype(config, ranks.device))
     require_memory(needed, ranks)
-    n_done = checkpoint.record["step"] if checkpoint else 0
+    if checkpoint:
+        n_done = checkpoint.record["step"]
+    else:
+        n_done = 0
     require_disk(run_folder, config, needed, config.max_step - n_done, ranks)
     return needed
 
 
-def begin(state: TrainState, settings: Settings, texts: dict[str, str], columns: slice, run_folder: Path) -> int | None:
-    """Restore the state of the checkpoint, or make the folder that of a new run; returns the step that is resumed from.
+def begin(
+    state: TrainState, settings: Settings, texts: dict[str, str], columns: slice, run_folder: Path
+) -> int | None:
+    """Restore the state of the checkpoint, or make the folder that of a new run; returns the step
+    that is resumed from.
 
     Args:
         texts: fingerprints of the splits. Raises `UsageError` if one has changed.
         columns: the streams of this process.
     """
-    config, checkpoint, ranks = settings.train, settings.checkpoint, state.ranks
+    config = settings.train
+    checkpoint = settings.checkpoint
+    ranks = state.ranks
     if checkpoint is None:
         start_new_run(run_folder, ranks, overwrite=config.overwrite)
-        torch.manual_seed(config.seed + ranks.rank)  # dropout differs between ranks, the initial weights do not
+        # dropout differs between ranks, the initial weights do not
+        torch.manual_seed(config.seed + ranks.rank)
         return None
     require_same_texts(checkpoint, texts)
     state.restore(load_snapshot(checkpoint, columns, state.model))
@@ -217,13 +301,17 @@ def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
 
 def metrics_of(state: TrainState, run_folder: Path, resumed_from: int | None) -> Metrics:
     """What rank 0 writes metrics to; the others write none."""
-    work_dir = run_folder if state.ranks.is_main else None
+    if state.ranks.is_main:
+        work_dir = run_folder
+    else:
+        work_dir = None
     return Metrics(work_dir, resumed_from, owes_evaluation=state.progress.owes_evaluation)
 
 
 def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -> None:
     """Print what is about to be trained."""
-    model, config = state.model, state.config
+    model = state.model
+    config = state.config
     by_row = config.reset == "document"
     print_line(describe(model, state.ranks, n_segment))
     path = attention_path(model, state.context, state.dtype, needs_grad=True, by_row=by_row)
@@ -236,9 +324,13 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -
     print_line(describe_bytes(needed))
 
 
-def note_beginning(metrics: Metrics, state: TrainState, record: dict[str, Any], resumed_from: int | None) -> None:
+def note_beginning(
+    metrics: Metrics, state: TrainState, record: dict[str, Any], resumed_from: int | None
+) -> None:
     """Write the first record of this start: versions, sizes and settings."""
-    model, context, ranks = state.model, state.context, state.ranks
+    model = state.model
+    context = state.context
+    ranks = state.ranks
     metrics.start(
         **provenance(),
         device=device_name(ranks.device),

@@ -1,7 +1,8 @@
-"""Hugging Face's TransfoXL (transformers up to 4.57): weights, configuration and vocabulary of a folder.
+"""Hugging Face's TransfoXL (transformers up to 4.57): weights, configuration and vocabulary of a
+folder.
 
-Its model attends to a memory of zeros from the start, which belongs to the reading of a text and not to the weights:
-evaluate with `--convention huggingface` to have its figures.
+Its model attends to a memory of zeros from the start, which belongs to the reading of a text and
+not to the weights: evaluate with `--convention huggingface` to have its figures.
 """
 
 import re
@@ -41,8 +42,19 @@ _SHARED = ("r_w_bias", "r_r_bias")
 _ONLY = {"attn_type": 0, "sample_softmax": -1}
 """Settings that have one value here, and the value."""
 DEFAULTS: dict[str, Any] = {
-    **{"cutoffs": [20000, 40000, 200000], "d_embed": 1024, "div_val": 4, "proj_share_all_but_first": True},
-    **{"mem_len": 1600, "clamp_len": 1000, "same_length": True, "pre_lnorm": False, "untie_r": True},
+    **{
+        "cutoffs": [20000, 40000, 200000],
+        "d_embed": 1024,
+        "div_val": 4,
+        "proj_share_all_but_first": True,
+    },
+    **{
+        "mem_len": 1600,
+        "clamp_len": 1000,
+        "same_length": True,
+        "pre_lnorm": False,
+        "untie_r": True,
+    },
     **{"dropout": 0.1, "dropatt": 0.0, "layer_norm_epsilon": 1e-5},
 }
 """What transformers 4 takes where a config.json does not say it."""
@@ -54,20 +66,30 @@ _TYPES: dict[str, Any] = {
     **{"cutoffs": list[int] | None, "tie_projs": list[bool] | None},
 }
 DATA = "txl_data"
-"""Where an export by txl says what text the model was trained on: in config.json, and in the `model.pt` of `--to
-original` beside the arguments. The other programs do not look there."""
+"""Where an export by txl says what text the model was trained on: in config.json, and in the
+`model.pt` of `--to original` beside the arguments. The other programs do not look there.
+"""
 _CLUSTERS = ("crit.cluster_weight", "crit.cluster_bias")
 
 
-def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[TransformerXL, Context]:
-    """Build the model and the context of a `TransfoXLLMHeadModel` from its state dict and its config.json. Raises
-    `UsageError` if a tensor is missing, left over, of another shape, or not finite, or if the configuration asks for
-    what the class never had."""
+def from_huggingface(
+    state: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> tuple[TransformerXL, Context]:
+    """Build the model and the context of a `TransfoXLLMHeadModel` from its state dict and its
+    config.json. Raises `UsageError` if a tensor is missing, left over, of another shape, or not
+    finite, or if the configuration asks for what the class never had.
+    """
     model_config, context = configs_of(config)
-    theirs = {unwrapped(name).removeprefix("transformer."): tensor for name, tensor in state.items()}
+    theirs = {}
+    for name, tensor in state.items():
+        theirs[unwrapped(name).removeprefix("transformer.")] = tensor
     n_element = sum(tensor.numel() for tensor in theirs.values())
     small = shapes_of(model_config, n_tensor=len(theirs), n_element=n_element) is not None
-    require(small, f"config.json: describes a larger model than the {n_element:,} weights beside it; use another copy")
+    require(
+        small,
+        f"config.json: describes a larger model than the {n_element:,} weights beside it; use"
+        " another copy",
+    )
     rates = {name: config.get(name, DEFAULTS[name]) for name in RATES}
     model = TransformerXL(model_config, **rates)
     tied = tied_names(model_config)
@@ -79,14 +101,23 @@ def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
 
 
 def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict and config.json of a folder that `save_pretrained` wrote. Raises `UsageError` if a file is missing or
-    damaged, or the model is of another kind."""
+    """State dict and config.json of a folder that `save_pretrained` wrote. Raises `UsageError` if a
+    file is missing or damaged, or the model is of another kind.
+    """
     try:
         config = read_json(folder / "config.json")
     except (OSError, ValueError):
-        raise UsageError(f"{folder / 'config.json'}: missing or damaged; use another copy") from None
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    require(kind == "transfo-xl", f"{folder / 'config.json'}: model_type {kind}; only transfo-xl is read")
+        raise UsageError(
+            f"{folder / 'config.json'}: missing or damaged; use another copy"
+        ) from None
+    if isinstance(config, dict):
+        kind = config.get("model_type")
+    else:
+        kind = None
+    require(
+        kind == "transfo-xl",
+        f"{folder / 'config.json'}: model_type {kind}; only transfo-xl is read",
+    )
     path = weights_in(folder)
     if path.suffix == ".safetensors":
         require_readable(path)
@@ -95,7 +126,11 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         except (OSError, SafetensorError):
             raise UsageError(f"{path}: truncated or damaged; use another copy") from None
     held = read_pickle(path)
-    good = isinstance(held, dict) and all(isinstance(value, PickledTensor) for value in held.values()) and bool(held)
+    good = (
+        isinstance(held, dict)
+        and all(isinstance(value, PickledTensor) for value in held.values())
+        and bool(held)
+    )
     require(good, f"{path}: holds no state dict; use the file that save_pretrained wrote")
     try:
         return {name: tensor.read() for name, tensor in held.items()}, config
@@ -108,17 +143,26 @@ def weights_in(folder: Path) -> Path:
     path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if path is None:
         tf = " (tf_model.h5 is TensorFlow's: save it from TFTransfoXLLMHeadModel with from_pt)"
-        hint = tf if (folder / "tf_model.h5").is_file() else ""
-        raise UsageError(f"{folder}: holds neither {' nor '.join(WEIGHTS)}{hint}; download one of them")
+        if (folder / "tf_model.h5").is_file():
+            hint = tf
+        else:
+            hint = ""
+        raise UsageError(
+            f"{folder}: holds neither {' nor '.join(WEIGHTS)}{hint}; download one of them"
+        )
     return path
 
 
 def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
-    """The shape of the model and its context, of a config.json. `adaptive` has no effect, as in transformers 4. Raises
-    `UsageError` if it asks for what the class never had."""
+    """The shape of the model and its context, of a config.json. `adaptive` has no effect, as in
+    transformers 4. Raises `UsageError` if it asks for what the class never had.
+    """
     config = {**DEFAULTS, **config}
     for name in _REQUIRED:
-        require(isinstance(config.get(name), int), f"config.json: {name} {config.get(name)} is no whole number")
+        require(
+            isinstance(config.get(name), int),
+            f"config.json: {name} {config.get(name)} is no whole number",
+        )
     try:
         require_fields({name: config[name] for name in _TYPES if name in config}, _TYPES)
     except ValueError as error:
@@ -126,7 +170,10 @@ def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
     for name in RATES:
         require(0 <= config[name] < 1, f"config.json: {name} {config[name]} is no probability")
     for name, only in _ONLY.items():
-        require(config.get(name, only) == only, f"config.json: {name} {config.get(name)}: only {only} works there")
+        require(
+            config.get(name, only) == only,
+            f"config.json: {name} {config.get(name)}: only {only} works there",
+        )
     require_memory(config["mem_len"], config["same_length"])
     try:
         return _model_of(config), _context_of(config)
@@ -154,7 +201,9 @@ def _model_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _context_of(config: Mapping[str, Any]) -> Context:
-    lengths = {name: config[name] for name in ("mem_len", "clamp_len", "same_length")}
+    lengths = {}
+    for name in ("mem_len", "clamp_len", "same_length"):
+        lengths[name] = config[name]
     return Context(tgt_len=config.get("tgt_len") or 128, **lengths)
 
 
@@ -168,8 +217,8 @@ def require_memory(mem_len: int, same_length: bool) -> None:
 def tensor_for(name: str, theirs: Mapping[str, Tensor], config: ModelConfig) -> tuple[str, Tensor]:
     """The tensor of one of our parameters, and its name there, without the prefix `transformer.`.
 
-    Gradients flow through it. Cluster rows come in our order, unlike those of the 2019 code. Raises `UsageError` if it
-    is missing.
+    Gradients flow through it. Cluster rows come in our order, unlike those of the 2019 code. Raises
+    `UsageError` if it is missing.
     """
     key = their_name(name, config)
     if config.untie_r and key in _SHARED:
@@ -189,21 +238,33 @@ def shared_biases(config: ModelConfig) -> dict[str, str]:
 
 
 def to_huggingface(model: TransformerXL) -> dict[str, Tensor]:
-    """The state dict of the same `TransfoXLLMHeadModel`, tied tensors under each of their names. Raises `UsageError` if
-    Hugging Face has no such model: another position encoding, attention rule, activation or recurrence."""
-    config, ours = model.config, dict(model.named_parameters())
-    require(config.position == ATTN_TYPES[0], f"--position {config.position}: Hugging Face has no such model")
+    """The state dict of the same `TransfoXLLMHeadModel`, tied tensors under each of their names.
+    Raises `UsageError` if Hugging Face has no such model: another position encoding, attention
+    rule, activation or recurrence.
+    """
+    config = model.config
+    ours = dict(model.named_parameters())
+    require(
+        config.position == ATTN_TYPES[0],
+        f"--position {config.position}: Hugging Face has no such model",
+    )
     require_plain(config, "Hugging Face")
     theirs = to_theirs(ours, config)
-    theirs |= {name: ours[f"softmax.{name.removeprefix('crit.')}"] for name in _CLUSTERS if name in theirs}
+    for name in _CLUSTERS:
+        if name in theirs:
+            theirs[name] = ours[f"softmax.{name.removeprefix('crit.')}"]
     if config.untie_r:
         for i in range(config.n_layer):
             for name, our in zip(_SHARED, ("u_NH", "v_NH"), strict=True):
                 theirs.pop(name, None)
                 theirs[f"layers.{i}.dec_attn.{name}"] = ours[f"layers.{i}.attn.pos.{our}"]
-    theirs |= {name: theirs[first] for name, first in (tied_names(config) | shared_biases(config)).items()}
+    theirs |= {
+        name: theirs[first] for name, first in (tied_names(config) | shared_biases(config)).items()
+    }
     theirs[INV_FREQ] = inv_freq(config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
-    prefixed = {name if name.startswith("crit.") else f"transformer.{name}": theirs[name] for name in theirs}
+    prefixed = {}
+    for name in theirs:
+        prefixed[name if name.startswith("crit.") else f"transformer.{name}"] = theirs[name]
     return {name: tensor.detach() for name, tensor in prefixed.items()}
 
 
@@ -216,7 +277,17 @@ def second_names(config: ModelConfig) -> set[str]:
 def config_for_huggingface(model: TransformerXL, context: Context) -> dict[str, Any]:
     """Its config.json. The evaluation's `ext_len` has no counterpart there."""
     config = model.config
-    same = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val", "pre_lnorm", "untie_r")
+    same = (
+        "n_layer",
+        "n_head",
+        "d_head",
+        "d_model",
+        "d_inner",
+        "d_embed",
+        "div_val",
+        "pre_lnorm",
+        "untie_r",
+    )
     n_cluster = len(config.cluster_sizes)
     ties = [*config.tie_projs, *[False] * n_cluster][:n_cluster]
     return {

@@ -1,4 +1,6 @@
-"""NVIDIA's checkpoints (DeepLearningExamples, Transformer-XL, PyTorch): `checkpoint_best.pt`, `checkpoint_last.pt`."""
+"""NVIDIA's checkpoints (DeepLearningExamples, Transformer-XL, PyTorch): `checkpoint_best.pt`,
+`checkpoint_last.pt`.
+"""
 
 import re
 from pathlib import Path
@@ -23,15 +25,23 @@ def is_nvidia(content: Any) -> bool:
 
 
 def read_nvidia(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
-    """Weights in the 2019 code's names and constructor arguments, for `from_kimiyoung`; and the words, if there are
-    any, of what `read_pickle` found in a file. Raises `UsageError` if it is damaged.
+    """Weights in the 2019 code's names and constructor arguments, for `from_kimiyoung`; and the
+    words, if there are any, of what `read_pickle` found in a file. Raises `UsageError` if it is
+    damaged.
 
-    Its softmax keeps weights and biases in lists of their own and lists shared projections once more.
+    Its softmax keeps weights and biases in lists of their own and lists shared projections once
+    more.
     """
-    held, given = content["model_state"], content["model_config"]
+    held = content["model_state"]
+    given = content["model_config"]
     try:
-        state = {unwrapped(str(name)): tensor.read() for name, tensor in held.items()}
-        arguments = {name: value for name, value in given.items() if name in CONSTRUCTOR}
+        state = {}
+        for name, tensor in held.items():
+            state[unwrapped(str(name))] = tensor.read()
+        arguments = {}
+        for name, value in given.items():
+            if name in CONSTRUCTOR:
+                arguments[name] = value
     except (AttributeError, ValueError) as error:
         raise UsageError(f"{path}: damaged ({error}); use another copy") from None
     for name in [name for name in state if name.startswith("crit.shared_out_projs.")]:

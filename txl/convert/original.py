@@ -15,7 +15,9 @@ _LENGTHS = ("tgt_len", "mem_len", "ext_len", "same_length", "clamp_len")
 _SIZES = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "attn_type")
 
 _EXPORTED: dict[str, Any] = {
-    **dict.fromkeys("n_token n_layer n_head d_model d_head d_inner d_embed div_val attn_type".split(), int),
+    **dict.fromkeys(
+        "n_token n_layer n_head d_model d_head d_inner d_embed div_val attn_type".split(), int
+    ),
     **dict.fromkeys("tgt_len ext_len mem_len clamp_len".split(), int),
     **dict.fromkeys("tie_weight pre_lnorm same_length".split(), bool),
     **dict.fromkeys(RATES, float),
@@ -26,27 +28,41 @@ _EXPORTED: dict[str, Any] = {
 
 
 def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and constructor arguments, for `from_kimiyoung`, of what `read_pickle` found in a `model.pt` of the 2019
-    code. Raises `UsageError` if it is damaged or something else."""
-    if isinstance(model, dict) and {"arguments", "state_dict"} <= model.keys():  # as --to original writes it
+    """Weights and constructor arguments, for `from_kimiyoung`, of what `read_pickle` found in a
+    `model.pt` of the 2019 code. Raises `UsageError` if it is damaged or something else.
+    """
+    # as --to original writes it
+    if isinstance(model, dict) and {"arguments", "state_dict"} <= model.keys():
         try:
             arguments = require_fields(model["arguments"], _EXPORTED)
-            require(all(0 <= arguments.get(name, 0) < 1 for name in RATES), "dropout is no probability")
-            return {str(name): tensor.read() for name, tensor in model["state_dict"].items()}, arguments
+            require(
+                all(0 <= arguments.get(name, 0) < 1 for name in RATES), "dropout is no probability"
+            )
+            return {
+                str(name): tensor.read() for name, tensor in model["state_dict"].items()
+            }, arguments
         except (AttributeError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: damaged ({error}); use another copy") from None
-    if isinstance(model, dict) and any(isinstance(value, PickledTensor) for value in _values(model)):
+    if isinstance(model, dict) and any(
+        isinstance(value, PickledTensor) for value in _values(model)
+    ):
         what = "holds weights alone (a state dict), which do not say the sizes of the model"
-        raise UsageError(f"{path}: {what}; save the model itself, as its train.py does: torch.save(model, path)")
+        raise UsageError(
+            f"{path}: {what}; save the model itself, as its train.py does: torch.save(model, path)"
+        )
     if not isinstance(model, Inert) or not hasattr(model, "_modules"):
         raise UsageError(f"{path}: holds no module of the 2019 code; give its model.pt")
     if hasattr(model, "module") or "module" in model._modules:  # DataParallel
         model = model._modules["module"]
     try:
-        state = {name: tensor.read() for name, tensor in _tensors(model)}
+        state = {}
+        for name, tensor in _tensors(model):
+            state[name] = tensor.read()
         layer = model._modules["layers"]._modules["0"]
         dropatt = layer._modules["dec_attn"]._modules.get("dropatt")
-        arguments = {name: getattr(model, name) for name in (*_SIZES, *_LENGTHS)}
+        arguments = {}
+        for name in (*_SIZES, *_LENGTHS):
+            arguments[name] = getattr(model, name)
         arguments |= {
             "pre_lnorm": bool(layer._modules["dec_attn"].pre_lnorm),
             "div_val": model._modules["word_emb"].div_val,
@@ -55,19 +71,29 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
             "dropatt": 0.0 if dropatt is None else float(dropatt.p),
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path}: no complete MemTransformerLM of the 2019 code ({error}); use another copy") from None
+        raise UsageError(
+            f"{path}: no complete MemTransformerLM of the 2019 code ({error}); use another copy"
+        ) from None
     if "r_emb" in state:
         arguments |= _lengths_of_table(arguments, n_row=state["r_emb"].shape[1])
     return state, arguments
 
 
 def _lengths_of_table(arguments: Mapping[str, Any], *, n_row: int) -> dict[str, int]:
-    """The lengths of a model with a table of n_row positions, as many as tgt_len, ext_len and mem_len together at its
-    construction: as the file holds them, or, where its `reset_length` changed them since, others of that sum."""
-    lengths = {name: int(arguments[name] or 0) for name in ("tgt_len", "ext_len", "mem_len")}
+    """The lengths of a model with a table of n_row positions, as many as tgt_len, ext_len and
+    mem_len together at its construction: as the file holds them, or, where its `reset_length`
+    changed them since, others of that sum.
+    """
+    lengths = {}
+    for name in ("tgt_len", "ext_len", "mem_len"):
+        lengths[name] = int(arguments[name] or 0)
     if sum(lengths.values()) == n_row:
         return lengths
-    mem_len = min(lengths["mem_len"], n_row - 1) if arguments["same_length"] else 0  # a key needs it there
+    # a key needs it there
+    if arguments["same_length"]:
+        mem_len = min(lengths["mem_len"], n_row - 1)
+    else:
+        mem_len = 0
     return {"tgt_len": n_row - mem_len, "ext_len": 0, "mem_len": mem_len}
 
 
@@ -78,14 +104,22 @@ def _values(state: dict[Any, Any]) -> Iterator[Any]:
 
 
 def words_of_pickle(path: Path) -> list[str]:
-    """The words in a pickled vocabulary, in the order of their ids: `cache.pt` of the 2019 code or of NVIDIA's, or
-    Hugging Face's `vocab.bin` or `vocab.pkl`. Raises `UsageError` if the file is damaged or holds no vocabulary."""
+    """The words in a pickled vocabulary, in the order of their ids: `cache.pt` of the 2019 code or
+    of NVIDIA's, or Hugging Face's `vocab.bin` or `vocab.pkl`. Raises `UsageError` if the file is
+    damaged or holds no vocabulary.
+    """
     found = read_pickle(path)
     holder = getattr(found, "vocab", found)
-    fields: Mapping[str, Any] = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+    if isinstance(holder, dict):
+        fields: Mapping[str, Any] = holder
+    else:
+        fields = getattr(holder, "__dict__", {})
     words = fields.get("idx2sym")
     good = isinstance(words, list) and all(isinstance(word, str) for word in words)
-    require(good and bool(words), f"{path}: holds no vocabulary (idx2sym); give cache.pt, vocab.bin or vocab.txt")
+    require(
+        good and bool(words),
+        f"{path}: holds no vocabulary (idx2sym); give cache.pt, vocab.bin or vocab.txt",
+    )
     return list(words or ())
 
 

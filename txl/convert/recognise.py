@@ -45,29 +45,40 @@ class Converted:
 
 
 def convert(source: Path, vocabulary: Path | None = None) -> Converted:
-    """Read a checkpoint of the 2019 code (`model.pt` or the folder it is in), of NVIDIA's (`checkpoint_*.pt`) or of
-    Hugging Face's TransfoXL (its folder). The kind is recognised. No code of the file runs.
+    """Read a checkpoint of the 2019 code (`model.pt` or the folder it is in), of NVIDIA's
+    (`checkpoint_*.pt`) or of Hugging Face's TransfoXL (its folder). The kind is recognised. No code
+    of the file runs.
 
     Args:
-        vocabulary: its words: vocab.txt (one a line), vocab.json, or a pickled one (cache.pt, vocab.bin, vocab.pkl);
-            not given: the one inside or beside the weights.
+        vocabulary: its words: vocab.txt (one a line), vocab.json, or a pickled one (cache.pt,
+            vocab.bin, vocab.pkl); not given: the one inside or beside the weights.
     Raises:
-        UsageError: if nothing is there, it is of no known kind or damaged, or weights and configuration do not agree.
+        UsageError: if nothing is there, it is of no known kind or damaged, or weights and
+            configuration do not agree.
     """
     if source.suffix in _TENSORFLOW or (source / "checkpoint").is_file():
         same = "transfo-xl/transfo-xl-wt103 of the Hugging Face hub has the same weights"
-        raise UsageError(f"{source}: a TensorFlow checkpoint is not read; {same}, convert that folder")
+        raise UsageError(
+            f"{source}: a TensorFlow checkpoint is not read; {same}, convert that folder"
+        )
     words: list[str] = []
     if (source / "config.json").is_file():
         kind = "Hugging Face transfo-xl"
         state, settings = read_huggingface(source)
         model, context = from_huggingface(state, settings)
-        folder, path, data = source, weights_in(source), settings.get(DATA)
+        folder = source
+        path = weights_in(source)
+        data = settings.get(DATA)
     else:
-        there = [source] if source.is_file() else [path for name in WEIGHTS if (path := source / name).is_file()]
+        if source.is_file():
+            there = [source]
+        else:
+            there = [path for name in WEIGHTS if (path := source / name).is_file()]
         if not there:
             what = "neither a run's nor config.json, model.pt or checkpoint_*.pt"
-            raise UsageError(f"{source}: holds no checkpoint, {what}; train first, or name another folder")
+            raise UsageError(
+                f"{source}: holds no checkpoint, {what}; train first, or name another folder"
+            )
         path = there[0]
         folder = path.parent
         content = read_pickle(path)
@@ -78,8 +89,13 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
             kind = "kimiyoung/transformer-xl"
             state, arguments = read_original(content, path)
         model, context = from_kimiyoung(state, arguments)
-        data = content.get(DATA) if isinstance(content, dict) else None
-    found = vocabulary or next((folder / name for name in _VOCABULARIES if (folder / name).is_file()), None)
+        if isinstance(content, dict):
+            data = content.get(DATA)
+        else:
+            data = None
+    found = vocabulary or next(
+        (folder / name for name in _VOCABULARIES if (folder / name).is_file()), None
+    )
     if words and vocabulary is None:
         found = None
     if found is not None:
@@ -88,8 +104,10 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
 
 
 def with_added(words: Sequence[str], folder: Path) -> list[str]:
-    """The words with those that Hugging Face's `add_tokens` put after them: in tokenizer_config.json, or, by older
-    versions, in added_tokens.json. Raises `UsageError` if one of these is damaged."""
+    """The words with those that Hugging Face's `add_tokens` put after them: in
+    tokenizer_config.json, or, by older versions, in added_tokens.json. Raises `UsageError` if one
+    of these is damaged.
+    """
     by_id: dict[int, str] = {}
     for name, entries in (("tokenizer_config.json", _in_config), ("added_tokens.json", _in_list)):
         path = folder / name
@@ -97,12 +115,20 @@ def with_added(words: Sequence[str], folder: Path) -> list[str]:
             try:
                 by_id |= entries(read_json(path))
             except (OSError, ValueError, TypeError, KeyError, AttributeError):
-                raise UsageError(f"{path}: names added tokens and is damaged; use another copy") from None
-    return [*words, *itertools.takewhile(bool, (by_id.get(i, "") for i in itertools.count(len(words))))]
+                raise UsageError(
+                    f"{path}: names added tokens and is damaged; use another copy"
+                ) from None
+    return [
+        *words,
+        *itertools.takewhile(bool, (by_id.get(i, "") for i in itertools.count(len(words)))),
+    ]
 
 
 def _in_config(content: Any) -> dict[int, str]:
-    return {int(i): str(token["content"]) for i, token in content.get("added_tokens_decoder", {}).items()}
+    added = {}
+    for i, token in content.get("added_tokens_decoder", {}).items():
+        added[int(i)] = str(token["content"])
+    return added
 
 
 def _in_list(content: Any) -> dict[int, str]:
@@ -110,19 +136,30 @@ def _in_list(content: Any) -> dict[int, str]:
 
 
 def read_words(path: Path) -> list[str]:
-    """The words of a vocabulary file, in the order of the ids. Raises `UsageError` if it cannot be read or holds no
-    vocabulary."""
+    """The words of a vocabulary file, in the order of the ids. Raises `UsageError` if it cannot be
+    read or holds no vocabulary.
+    """
     if path.suffix not in (".txt", ".json"):
         return words_of_pickle(path)
-    wrong = UsageError(f"{path}: no vocabulary: give one word a line, or a JSON list or object of words and ids")
+    wrong = UsageError(
+        f"{path}: no vocabulary: give one word a line, or a JSON list or object of words and ids"
+    )
     try:
         if path.suffix == ".txt":
-            return [line.split()[0] for line in content_of(path).decode().splitlines() if line.strip()]
+            words = []
+            for line in content_of(path).decode().splitlines():
+                if line.strip():
+                    words.append(line.split()[0])
+            return words
         content = read_json(path)
     except (OSError, ValueError):
         raise wrong from None
-    if isinstance(content, dict) and isinstance(model := content.get("model"), dict):  # a tokenizer.json of words
-        content = model.get("vocab") if model.get("type") == "WordLevel" else None
+    # a tokenizer.json of words
+    if isinstance(content, dict) and isinstance(model := content.get("model"), dict):
+        if model.get("type") == "WordLevel":
+            content = model.get("vocab")
+        else:
+            content = None
     if isinstance(content, dict) and all(isinstance(i, int) for i in content.values()):
         by_id = {i: word for word, i in content.items()}
         content = [by_id.get(i) for i in range(len(content))]

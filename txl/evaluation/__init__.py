@@ -1,1 +1,3 @@
-"""Evaluation: reading, conventions, scores, rows, reports and plots; length studies; test-time adaptation."""
+"""Evaluation: reading, conventions, scores, rows, reports and plots; length studies; test-time
+adaptation.
+"""

@@ -1,4 +1,6 @@
-"""Settings of evaluations: dataclasses whose fields are the flags of `txl eval`, `txl score` and `txl recl`."""
+"""Settings of evaluations: dataclasses whose fields are the flags of `txl eval`, `txl score` and
+`txl recl`.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,8 +9,9 @@ from txl.checkpoint.config import ModelUse, OneModel
 from txl.config import LENGTH, TINY, Checked, Context, option, require
 
 DEFAULTS: dict[str | None, dict[str, Any]] = {"nvidia": {"batch_size": 16}}
-"""What a convention brings instead of the defaults of `EvalConfig`: the defaults of its program's eval.py. That of the
-2019 code and Hugging Face's have 10 streams too."""
+"""What a convention brings instead of the defaults of `EvalConfig`: the defaults of its program's
+eval.py. That of the 2019 code and Hugging Face's have 10 streams too.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,23 +20,29 @@ class Lengths(ModelUse):
 
     tgt_len: tuple[int, ...] = option(
         (),
-        "tokens predicted per segment (default: as in training); several values are combined with each --mem_len",
+        "tokens predicted per segment (default: as in training); several values are combined with"
+        " each --mem_len",
         minimum=1,
         below=2**31,
     )
     mem_len: tuple[int, ...] = option(
-        (), "tokens of memory (default: as in training); several values give a table and a plot, context.png", **LENGTH
+        (),
+        "tokens of memory (default: as in training); several values give a table and a plot,"
+        " context.png",
+        **LENGTH,
     )
-    ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered", **LENGTH)
+    ext_len: int | None = option(
+        None, "tokens before the segment that are read again instead of remembered", **LENGTH
+    )
     json: str | None = option(None, "write the results to this file")
 
     def look_backs(self, trained: Context) -> list[Context]:
         """One context per requested segment and memory length; other settings as in `trained`."""
-        return [
-            trained.as_asked(self, tgt_len=tgt_len, mem_len=mem_len)
-            for tgt_len in self.tgt_len or (None,)
-            for mem_len in self.mem_len or (None,)
-        ]
+        contexts = []
+        for tgt_len in self.tgt_len or (None,):
+            for mem_len in self.mem_len or (None,):
+                contexts.append(trained.as_asked(self, tgt_len=tgt_len, mem_len=mem_len))
+        return contexts
 
     def _require_one_length(self, why: str) -> None:
         for name in ("tgt_len", "mem_len"):
@@ -46,60 +55,72 @@ class Lengths(ModelUse):
 class EvalConfig(Lengths, OneModel):
     """What is evaluated and how. Lengths default to those of the training."""
 
-    split: Literal["valid", "test", "all"] = option("all", "split to evaluate; all: valid and test, if they are there")
+    split: Literal["valid", "test", "all"] = option(
+        "all", "split to evaluate; all: valid and test, if they are there"
+    )
     convention: Literal["txl", "original", "nvidia", "huggingface"] = option(
         "txl",
-        "txl: every token but the first is scored once, with full context; others: the protocol of that "
-        "implementation, to reproduce its figures: --batch_size streams (nvidia: 16 by default), the remainder dropped",
+        "txl: every token but the first is scored once, with full context; others: the protocol of"
+        " that implementation, to reproduce its figures: --batch_size streams (nvidia: 16 by"
+        " default), the remainder dropped",
     )
     reset: Literal["never", "document"] = option(
         "never",
-        "document: start each document (in WikiText at a heading like = Title =) with an empty memory (default: as in "
-        "training)",
+        "document: start each document (in WikiText at a heading like = Title =) with an empty"
+        " memory (default: as in training)",
     )
     batch_size: int = option(
         10,
-        "streams read in parallel, by default at least one per process; with --convention txl results do not depend on "
-        "it, except with --dynamic, --recurrence same and memories that look back without limit, "
-        "where it is 1 by default",
+        "streams read in parallel, by default at least one per process; with --convention txl"
+        " results do not depend on it, except with --dynamic, --recurrence same and memories that"
+        " look back without limit, where it is 1 by default",
         minimum=1,
     )
     borders: Literal["cut", "aside", "both"] = option(
         "cut",
-        "cut: tokens stand anywhere in their segments, so that the first have little before them but the memory; "
-        "aside: each token is predicted in the last quarter of a segment, with shifted segments in four readings, so "
-        "that memories differ only in how far they see; both: also says what memory gains in all and by seeing further",
+        "cut: tokens stand anywhere in their segments, so that the first have little before them"
+        " but the memory; aside: each token is predicted in the last quarter of a segment, with"
+        " shifted segments in four readings, so that memories differ only in how far they see;"
+        " both: also says what memory gains in all and by seeing further",
     )
-    pictures: str | None = option(None, "directory for plots (default: that of --json; without --json the run's)")
+    pictures: str | None = option(
+        None, "directory for plots (default: that of --json; without --json the run's)"
+    )
     loss_by_position: bool = option(
         False,
-        "loss by position in the segment and by distance from the document start; tables and position.png",
+        "loss by position in the segment and by distance from the document start; tables and"
+        " position.png",
         section="Length studies besides perplexity",
     )
     attention_by_distance: bool = option(
         False, "attention of each head by distance, in a second pass over the text; attention.png"
     )
     token_losses: str | None = option(
-        None, "keep the nats of every token of every row in this file, a compressed .npz; see docs/evaluation.md"
+        None,
+        "keep the nats of every token of every row in this file, a compressed .npz; see"
+        " docs/evaluation.md",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
             self.reset == "never" or self.convention == "txl",
-            f"--reset {self.reset}: the streams of --convention {self.convention} begin anywhere in a document; "
-            f"drop one of the two",
+            f"--reset {self.reset}: the streams of --convention {self.convention} begin anywhere in"
+            " a document; drop one of the two",
         )
         require(
             self.borders == "cut" or self.convention == "txl",
-            f"--borders {self.borders}: --convention {self.convention} has its own way to cut a text; drop one of the "
-            f"two",
+            f"--borders {self.borders}: --convention {self.convention} has its own way to cut a"
+            " text; drop one of the two",
         )
-        study = "loss_by_position" if self.loss_by_position else "attention_by_distance"
+        if self.loss_by_position:
+            study = "loss_by_position"
+        else:
+            study = "attention_by_distance"
         require(
             self.borders != "aside" or not (self.loss_by_position or self.attention_by_distance),
-            f"--{study}: is measured where tokens stand anywhere in their segments; give --borders both, or leave "
-            f"--borders out",
+            f"--{study}: is measured where tokens stand anywhere in their segments; give --borders"
+            " both, or leave --borders out",
         )
         require(
             self.token_losses is None or self.token_losses.endswith(".npz"),
@@ -115,12 +136,16 @@ class ScoreConfig(Lengths, OneModel):
     context: str | None = option(None, "a file that is read before it and not scored")
     each: Literal["file", "line", "document"] = option(
         "file",
-        "what is read alone, after --context, and has its own total: the file, each line, or each document (by the "
-        "--documents of the training; auto: at headings or after blank lines, else a line)",
+        "what is read alone, after --context, and has its own total: the file, each line, or each"
+        " document (by the --documents of the training; auto: at headings or after blank lines,"
+        " else a line)",
     )
-    tokenise: bool = option(False, "the file is running text; tokenise it as in WikiText, . like this .")
+    tokenise: bool = option(
+        False, "the file is running text; tokenise it as in WikiText, . like this ."
+    )
     per_token: str | None = option(
-        None, "write each token and its nats to this file, .tsv or .json (-: TSV, to standard output)"
+        None,
+        "write each token and its nats to this file, .tsv or .json (-: TSV, to standard output)",
     )
 
     def __post_init__(self) -> None:
@@ -132,7 +157,8 @@ class ScoreConfig(Lengths, OneModel):
         if self.per_token is not None:
             require(
                 self.per_token == "-" or self.per_token.endswith((".tsv", ".json")),
-                f"--per_token {self.per_token}: the file format follows from the name; end it in .tsv or .json",
+                f"--per_token {self.per_token}: the file format follows from the name; end it in"
+                " .tsv or .json",
             )
             self._require_one_length("--per_token is written for one")
         if self.each != "file":
@@ -144,32 +170,40 @@ class ReclConfig(Lengths):
     """Which runs are compared, and at which lengths."""
 
     recl: tuple[str, ...] = option(
-        (), "relative effective context length of these runs or checkpoints on one split; a table and recl.png"
+        (),
+        "relative effective context length of these runs or checkpoints on one split; a table and"
+        " recl.png",
     )
     recl_step: int = option(100, "shortest context and step between context lengths, in tokens")
     recl_longest: int = option(1000, "longest context, in tokens")
     recl_every: int = option(
         8,
-        "start a new window every so many tokens, E; a context of c tokens is an average over those of c - E + 1 to c, "
-        "so 1 is exact, and slow",
+        "start a new window every so many tokens, E; a context of c tokens is an average over those"
+        " of c - E + 1 to c, so 1 is exact, and slow",
         minimum=1,
     )
     split: Literal["valid", "test", "all"] = option("all", "split to measure on: valid or test")
     batch_size: int = option(10, "windows read in parallel", minimum=1)
-    pictures: str | None = option(None, "directory for recl.png (default: that of --json; without --json the run's)")
+    pictures: str | None = option(
+        None, "directory for recl.png (default: that of --json; without --json the run's)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.split != "all", "--recl: is measured on one split; give --split valid or --split test")
+        require(
+            self.split != "all",
+            "--recl: is measured on one split; give --split valid or --split test",
+        )
         self._require_one_length("--recl tries contexts of its own lengths")
         require(
             self.recl_every <= self.recl_step,
-            f"--recl_every {self.recl_every}: must be at most --recl_step ({self.recl_step}), or contexts of two "
-            f"lengths would be equal",
+            f"--recl_every {self.recl_every}: must be at most --recl_step ({self.recl_step}), or"
+            " contexts of two lengths would be equal",
         )
         require(
             self.recl_longest >= 2 * self.recl_step,
-            f"--recl_longest {self.recl_longest}: at least two lengths are compared; use at least {2 * self.recl_step}",
+            f"--recl_longest {self.recl_longest}: at least two lengths are compared; use at least"
+            f" {2 * self.recl_step}",
         )
 
     @property
@@ -184,12 +218,13 @@ class DynamicConfig(Checked):
 
     dynamic: Literal["off", "sgd", "rms"] = option(
         "off",
-        "update the weights by SGD or RMS after each scored segment; --batch_size defaults to 1, as parallel streams "
-        "adapt the same weights and the result depends on their number",
+        "update the weights by SGD or RMS after each scored segment; --batch_size defaults to 1, as"
+        " parallel streams adapt the same weights and the result depends on their number",
     )
     dynamic_lr: float | None = option(
         None,
-        "learning rate; tune it on valid, large models need much less (default: 0.05 for sgd, 0.0001 for rms)",
+        "learning rate; tune it on valid, large models need much less (default: 0.05 for sgd,"
+        " 0.0001 for rms)",
         above=0,
         when=("dynamic",),
     )
@@ -204,7 +239,10 @@ class DynamicConfig(Checked):
         0.0002, "added to the root mean square of the gradients", when=("dynamic", "rms"), above=0
     )
     dynamic_segments: int = option(
-        500, "segments of the training text to average these gradients over", when=("dynamic", "rms"), minimum=1
+        500,
+        "segments of the training text to average these gradients over",
+        when=("dynamic", "rms"),
+        minimum=1,
     )
 
     @property
@@ -212,15 +250,21 @@ class DynamicConfig(Checked):
         """The learning rate."""
         if self.dynamic_lr is not None:
             return self.dynamic_lr
-        return 0.05 if self.dynamic == "sgd" else 0.0001
+        if self.dynamic == "sgd":
+            return 0.05
+        return 0.0001
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig(Checked):
-    """The continuous cache (Grave et al. 2017): recent words, retrieved by similar hidden states."""
+    """The continuous cache (Grave et al. 2017): recent words, retrieved by
+    similar hidden states.
+    """
 
     cache_size: int = option(
-        0, "tokens in the cache (0: no cache); streams warm up on that much text before them", minimum=0
+        0,
+        "tokens in the cache (0: no cache); streams warm up on that much text before them",
+        minimum=0,
     )
     cache_theta: float = option(
         0.1,
@@ -229,18 +273,27 @@ class CacheConfig(Checked):
         maximum=1e30,
         when=("cache_size",),
     )
-    cache_lambda: float = option(0.15, "interpolation weight of the cache", above=0, below=1, when=("cache_size",))
+    cache_lambda: float = option(
+        0.15, "interpolation weight of the cache", above=0, below=1, when=("cache_size",)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnnConfig(Checked):
-    """kNN-LM (Khandelwal et al. 2020): words that followed similar hidden states in the training text."""
+    """kNN-LM (Khandelwal et al. 2020): words that followed similar hidden states in the training
+    text.
+    """
 
     knn_store: str | None = option(
-        None, "directory of the training text's hidden states, made if missing; 2 d_model + 4 bytes per token"
+        None,
+        "directory of the training text's hidden states, made if missing; 2 d_model + 4 bytes per"
+        " token",
     )
     knn_tokens: int | None = option(
-        None, "tokens of the training text in the store, from its start (default: all)", minimum=1, when=("knn_store",)
+        None,
+        "tokens of the training text in the store, from its start (default: all)",
+        minimum=1,
+        when=("knn_store",),
     )
     knn_k: int = option(1024, "nearest neighbours per token", minimum=1, when=("knn_store",))
     knn_lambda: float = option(
@@ -250,11 +303,16 @@ class KnnConfig(Checked):
         below=1,
         when=("knn_store",),
     )
-    knn_temperature: float = option(10.0, "divisor of the squared distances", minimum=TINY, when=("knn_store",))
-    knn_faiss: bool = option(False, "approximate, faster search with faiss: pip install faiss-cpu", when=("knn_store",))
+    knn_temperature: float = option(
+        10.0, "divisor of the squared distances", minimum=TINY, when=("knn_store",)
+    )
+    knn_faiss: bool = option(
+        False, "approximate, faster search with faiss: pip install faiss-cpu", when=("knn_store",)
+    )
 
 
 ADDED = (DynamicConfig, CacheConfig, KnnConfig)
 """Of test-time methods."""
-EVAL, SCORE = (EvalConfig, *ADDED), (ScoreConfig, *ADDED)
+EVAL = (EvalConfig, *ADDED)
+SCORE = (ScoreConfig, *ADDED)
 """Whose fields are the flags of these programs, besides those of the text."""

@@ -1,8 +1,10 @@
-"""Evaluation protocols: ours, and those of other implementations, which reproduce their published figures.
+"""Evaluation protocols: ours, and those of other implementations, which reproduce their published
+figures.
 
-They differ in what a token sees and in the initial memory. How the text is cut is in the text library: the others drop
-the remainder and never predict the first token of a stream (`txl.data_utils.segments.equal_streams`), and deal
-the sentences of One Billion Word to their streams (`txl.data_utils.lm1b.SentenceRows`).
+They differ in what a token sees and in the initial memory. How the text is cut is in the text
+library: the others drop the remainder and never predict the first token of a stream
+(`txl.data_utils.segments.equal_streams`), and deal the sentences of One Billion Word to their
+streams (`txl.data_utils.lm1b.SentenceRows`).
 """
 
 import dataclasses
@@ -22,22 +24,34 @@ from txl.model.transformer import TransformerXL
 def reading_of(convention: str, model: TransformerXL, context: Context, *, n_token: int) -> Reading:
     """How a convention reads a text of n_token tokens.
 
-    Ours has as many unscored segments before the first scored one as give the result of a single stream, NVIDIA's as
-    many as hold mem_len tokens, the others none. NVIDIA's `same_length` shows mem_len + 1 keys (DeepLearningExamples,
-    Transformer-XL, mem_transformer.py), including the token itself; the original's and ours shows mem_len. Both ignore
-    clamp_len in attn_type 3. Raises `UsageError` if the implementation does not support the context.
+    Ours has as many unscored segments before the first scored one as give the result of a single
+    stream, NVIDIA's as many as hold mem_len tokens, the others none. NVIDIA's `same_length` shows
+    mem_len + 1 keys (DeepLearningExamples, Transformer-XL, mem_transformer.py), including the token
+    itself; the original's and ours shows mem_len. Both ignore clamp_len in attn_type 3. Raises
+    `UsageError` if the implementation does not support the context.
     """
     match convention:
         case "original":
             seen = _without_idle_clamp(model.config, context)
             unlike = not_reproduced(model.config, context, "the 2019 code's")
-            return Reading(context, within(seen, n_token), 0, _as_the_original(model, context), unlike=unlike)
+            return Reading(
+                context, within(seen, n_token), 0, _as_the_original(model, context), unlike=unlike
+            )
         case "nvidia":
-            seen = dataclasses.replace(context, mem_len=context.mem_len + 1) if context.same_length else context
+            if context.same_length:
+                seen = dataclasses.replace(context, mem_len=context.mem_len + 1)
+            else:
+                seen = context
             seen = _without_idle_clamp(model.config, seen)
             n_warmup = -(-context.mem_len // context.tgt_len)
             unlike = not_reproduced(model.config, context, "NVIDIA's")
-            return Reading(context, within(seen, n_token), n_warmup, _as_the_original(model, context), unlike=unlike)
+            return Reading(
+                context,
+                within(seen, n_token),
+                n_warmup,
+                _as_the_original(model, context),
+                unlike=unlike,
+            )
         case "huggingface":
             none = "Hugging Face's model has none; --convention huggingface needs --ext_len 0"
             require(context.ext_len == 0, f"--ext_len {context.ext_len}: {none}")
@@ -49,53 +63,69 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
 
 def _as_the_original(model: TransformerXL, context: Context) -> Predictor:
     """A model with the memory of the original and of NVIDIA's; without ext_len it is ours."""
-    return OriginalMemory(model) if context.ext_len else frozen(model)
+    if context.ext_len:
+        return OriginalMemory(model)
+    return frozen(model)
 
 
 def _without_idle_clamp(config: ModelConfig, context: Context) -> Context:
     ignored = config.count_back and ATTN_TYPES.index(config.position) == 3
-    return dataclasses.replace(context, clamp_len=-1) if ignored else context
+    if ignored:
+        return dataclasses.replace(context, clamp_len=-1)
+    return context
 
 
 def not_reproduced(config: ModelConfig, context: Context, whose: str) -> str:
-    """Why the figure of another program's code is another one, for weights of that program; empty: it is the same."""
+    """Why the figure of another program's code is another one, for weights of that program; empty:
+    it is the same.
+    """
     if not config.count_back:  # attn_type 0 or 1, or no model of these programs
         return ""
-    attn_type, reasons = ATTN_TYPES.index(config.position), []
+    attn_type = ATTN_TYPES.index(config.position)
+    reasons = []
     if context.mem_len:
         reasons.append("adds positions to its memory again at each segment")
     if config.pre_lnorm:
         reasons.append("takes queries from states that are not normalised")
-    return f"not {whose} figure: its attn_type {attn_type} {' and '.join(reasons)}" if reasons else ""
+    if reasons:
+        return f"not {whose} figure: its attn_type {attn_type} {' and '.join(reasons)}"
+    return ""
 
 
 class OriginalMemory:
-    """A model whose memory is updated as in kimiyoung/transformer-xl and in NVIDIA's code, where two swapped arguments
-    matter.
+    """A model whose memory is updated as in kimiyoung/transformer-xl and in NVIDIA's code, where
+    two swapped arguments matter.
 
     There `_update_mems(hids, mems, qlen, mlen)` is called with (mlen, qlen), and keeps tokens up to
-    qlen + max(0, mlen - ext_len) instead of mlen + max(0, qlen - ext_len): a memory shorter than ext_len holds tokens
-    that the next segment reads again. Equivalently, the number of tokens left out is at most the memory's length.
+    qlen + max(0, mlen - ext_len) instead of mlen + max(0, qlen - ext_len): a memory shorter than
+    ext_len holds tokens that the next segment reads again. Equivalently, the number of tokens left
+    out is at most the memory's length.
     """
 
     def __init__(self, model: TransformerXL) -> None:
         self._model = Frozen(model)
         self.fresh_memory = self._model.fresh_memory
 
-    def nll(self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory, context: Context) -> tuple[Tensor, AnyMemory]:
+    def nll(
+        self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory, context: Context
+    ) -> tuple[Tensor, AnyMemory]:
         """See `TransformerXL.nll`."""
         context = dataclasses.replace(context, ext_len=min(context.ext_len, memory.length))
         return self._model.nll(input_BT, target_BT, memory, context)
 
 
 class ZeroMemory:
-    """A model whose memory starts as mem_len zero vectors, which are attended to like real hidden states.
+    """A model whose memory starts as mem_len zero vectors, which are attended to like real hidden
+    states.
 
-    Source: transformers 4.35.2, `TransfoXLModel.init_mems`; kimiyoung/transformer-xl's TensorFlow code does the same.
+    Source: transformers 4.35.2, `TransfoXLModel.init_mems`; kimiyoung/transformer-xl's TensorFlow
+    code does the same.
     """
 
     def __init__(self, model: TransformerXL, mem_len: int) -> None:
-        self.model, self.mem_len, self.nll = model, mem_len, model.nll
+        self.model = model
+        self.mem_len = mem_len
+        self.nll = model.nll
 
     def fresh_memory(self, batch_size: int) -> Memory:
         """Zeros, (B, mem_len, D) for each layer."""

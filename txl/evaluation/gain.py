@@ -1,8 +1,9 @@
 """What memory is worth on a text: in all, and by seeing further.
 
-The first tokens of a segment see almost nothing without a memory, in any text. So a memory in place of none mends the
-borders of segments, besides showing text from further back. Read with borders aside, each token stands late in its
-segment with every memory, and what a memory still saves is had by seeing further.
+The first tokens of a segment see almost nothing without a memory, in any text. So a memory in place
+of none mends the borders of segments, besides showing text from further back. Read with borders
+aside, each token stands late in its segment with every memory, and what a memory still saves is had
+by seeing further.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,8 @@ class Gain:
         trained: the memory of the training.
         unit: of the perplexity: word (and line end), or token.
         blocks: what the intervals are drawn over.
-        in_all, by_seeing_further: shares, as read and with borders aside; None where the blocks are too few.
+        in_all, by_seeing_further: shares, as read and with borders aside; None where the blocks are
+        too few.
     """
 
     split: str
@@ -50,7 +52,10 @@ class Gain:
         what = f"{where}: memory {self.longer} in place of {self.shorter or 'none'}"
         if self.in_all is None or self.by_seeing_further is None:
             return f"{what}: too short to tell, {self.blocks}; {LEAST_BLOCKS} are needed"
-        parts = [_in_all(self.in_all, self.unit), _by_seeing_further(self.in_all, self.by_seeing_further)]
+        parts = [
+            _in_all(self.in_all, self.unit),
+            _by_seeing_further(self.in_all, self.by_seeing_further),
+        ]
         if self.longer > self.trained:
             parts.append(f"{self.longer} is more than the {self.trained} of the training")
         return f"{what}: {'; '.join(parts)}"
@@ -75,9 +80,15 @@ def _by_seeing_further(in_all: Interval, share: Interval) -> str:
         return f"by seeing further not shown ({_percent(share)} %)" + f", the gain {MENDS}" * gains
     if share.mean < 0:
         share = Interval(-share.mean, -share.high, -share.low)
-        return f"{100 * share.mean:.1f} % higher ({_percent(share)}) by seeing further" + f", the gain {MENDS}" * gains
+        return (
+            f"{100 * share.mean:.1f} % higher ({_percent(share)}) by seeing further"
+            + f", the gain {MENDS}" * gains
+        )
     has_rest = gains and round(in_all.mean, 3) > round(share.mean, 3)  # as it is printed
-    return f"{100 * share.mean:.1f} % ({_percent(share)}) by seeing further" + f", the rest {MENDS}" * has_rest
+    return (
+        f"{100 * share.mean:.1f} % ({_percent(share)}) by seeing further"
+        + f", the rest {MENDS}" * has_rest
+    )
 
 
 def _percent(share: Interval) -> str:
@@ -85,9 +96,15 @@ def _percent(share: Interval) -> str:
 
 
 def gains_of(
-    rows: Sequence[Row], sizes: Mapping[str, np.ndarray], *, starts: np.ndarray | None, trained: Context, reset: str
+    rows: Sequence[Row],
+    sizes: Mapping[str, np.ndarray],
+    *,
+    starts: np.ndarray | None,
+    trained: Context,
+    reset: str,
 ) -> list[Gain]:
-    """What the longest memory gains over the shortest, for each segment length and test-time method of one split.
+    """What the longest memory gains over the shortest, for each segment length and test-time method
+    of one split.
 
     Args:
         rows: of one split, with their `tokens`, read both ways at the same lengths.
@@ -96,21 +113,25 @@ def gains_of(
         trained: how far the model looked back in its training.
         reset: document: each was read with an empty memory.
     """
-    words_N = sizes["words"] + sizes["lines"] if "words" in sizes and "lines" in sizes else None
+    if "words" in sizes and "lines" in sizes:
+        words_N = sizes["words"] + sizes["lines"]
+    else:
+        words_N = None
     is_of_words = words_N is not None and len(words_N) <= MOST_TOKENS_PER_WORD * words_N.sum()
     unit, size_N = ("word", words_N) if is_of_words else ("token", None)
     gains = []
     for tgt_len, added in dict.fromkeys((row.context.tgt_len, row.added) for row in rows):
-        read = {
-            (row.borders, row.context.mem_len): row
-            for row in rows
-            if (row.context.tgt_len, row.added) == (tgt_len, added)
-        }
+        read = {}
+        for row in rows:
+            if (row.context.tgt_len, row.added) == (tgt_len, added):
+                read[(row.borders, row.context.mem_len)] = row
         lengths = sorted({mem_len for _, mem_len in read})
         if len(lengths) < 2:
             continue
-        shorter, longer = lengths[0], lengths[-1]
-        split, n_token = rows[0].split, len(_nats(rows[0]))
+        shorter = lengths[0]
+        longer = lengths[-1]
+        split = rows[0].split
+        n_token = len(_nats(rows[0]))
         blocks = blocks_of(n_token, longer, starts=starts, are_read_alone=reset == "document")
         shares: dict[str, Interval | None] = {}
         for borders in ("cut", "aside"):

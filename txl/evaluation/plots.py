@@ -24,7 +24,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def pictures_of(config: EvalConfig, run: Path) -> list[Path]:
-    """The plots of an evaluation of splits: those requested, and `context.png` if there are several lengths."""
+    """The plots of an evaluation of splits: those requested, and `context.png` if there are several
+    lengths.
+    """
     several = len(config.mem_len) > 1 or len(config.tgt_len) > 1
     wanted = {
         "context.png": several,
@@ -39,38 +41,53 @@ def picture_folder(config: EvalConfig | ReclConfig, run: Path) -> Path:
     """The folder of plots: --pictures, else that of --json, else the run's."""
     if config.pictures is not None:
         return Path(config.pictures)
-    if config.json is None or (Path(config.json).exists() and not Path(config.json).is_file()):  # /dev/stdout
+    # /dev/stdout
+    if config.json is None or (Path(config.json).exists() and not Path(config.json).is_file()):
         return run
     return Path(config.json).parent
 
 
 def drawable(paths: Sequence[Path], config: EvalConfig | ReclConfig) -> list[Path]:
-    """The plots that can be written; none, with a warning, if the default folder is read-only. Raises `OSError` if a
-    folder given by a flag cannot be written to."""
+    """The plots that can be written; none, with a warning, if the default folder is read-only.
+    Raises `OSError` if a folder given by a flag cannot be written to.
+    """
     for path in paths:
         try:
             require_writable(path)
         except OSError as error:
             if config.pictures is not None or config.json is not None:
                 raise
-            _LOG.warning("%s: %s; no picture is drawn, name a folder with --pictures", path, error.strerror)
+            _LOG.warning(
+                "%s: %s; no picture is drawn, name a folder with --pictures", path, error.strerror
+            )
             return []
     return list(paths)
 
 
 def write_pictures(rows: Sequence[Row], paths: Iterable[Path]) -> None:
     """Draw the plots named by `pictures_of`."""
-    plots = {"context.png": plot_context, "position.png": plot_losses, "attention.png": plot_attention}
+    plots = {
+        "context.png": plot_context,
+        "position.png": plot_losses,
+        "attention.png": plot_attention,
+    }
     for path in paths:
         plots[path.name](path, rows)
         print_line(f"| picture: {path}")
 
 
 def plot_context(path: Path, rows: Sequence[Row]) -> None:
-    """Perplexity by memory length, one curve per split and segment length; by segment length if there is only one
-    memory length."""
-    against = "mem_len" if len({row.context.mem_len for row in rows}) > 1 else "tgt_len"
-    other = "tgt_len" if against == "mem_len" else "mem_len"
+    """Perplexity by memory length, one curve per split and segment length; by segment length if
+    there is only one memory length.
+    """
+    if len({row.context.mem_len for row in rows}) > 1:
+        against = "mem_len"
+        other = "tgt_len"
+        what = "memory"
+    else:
+        against = "tgt_len"
+        other = "mem_len"
+        what = "segment"
     figure, (axes,) = _figure(1)
     curves = dict.fromkeys((row.split, getattr(row.context, other), row.manner) for row in rows)
     several = len({length for _, length, _ in curves}) > 1
@@ -79,9 +96,14 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
     drawn = []
     for split, length, manner in curves:
         mine = (split, length, manner)
-        chosen = [row for row in rows if (row.split, getattr(row.context, other), row.manner) == mine]
+        chosen = []
+        for row in rows:
+            if (row.split, getattr(row.context, other), row.manner) == mine:
+                chosen.append(row)
         points = sorted((getattr(row.context, against), row.score.perplexity) for row in chosen)
-        label = ", ".join([split, *([f"{other} {length}"] if several else []), *([manner] if manner else [])])
+        label = ", ".join(
+            [split, *([f"{other} {length}"] if several else []), *([manner] if manner else [])]
+        )
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
         drawn += points
     axes.margins(y=0.15)
@@ -90,9 +112,17 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
     axes.set_xticks([], minor=True)
     bottom, top = axes.get_ylim()
     for x, y in [point for point in drawn if point[0] in shown]:
-        if not any(other == x and 0 < abs(level - y) < 0.08 * (top - bottom) for other, level in drawn):
-            axes.annotate(f"{y:.1f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
-    what = "memory" if against == "mem_len" else "segment"
+        if not any(
+            other == x and 0 < abs(level - y) < 0.08 * (top - bottom) for other, level in drawn
+        ):
+            axes.annotate(
+                f"{y:.1f}",
+                (x, y),
+                textcoords="offset points",
+                xytext=(0, 7),
+                ha="center",
+                fontsize=8,
+            )
     _finish(axes, f"{what} (tokens)", "perplexity", f"Perplexity as the {what} grows")
     _save(figure, path, legend_of=axes)
 
@@ -101,7 +131,9 @@ def _apart(axes: "Axes", lengths: Sequence[int]) -> list[int]:
     """A subset of the lengths, including the last, whose axis labels do not overlap."""
     axes.autoscale_view()
     width = axes.bbox.width
-    at = {length: float(axes.transData.transform((length, 0))[0]) / width for length in lengths}
+    at = {}
+    for length in lengths:
+        at[length] = float(axes.transData.transform((length, 0))[0]) / width
     shown = [lengths[-1]]
     for length in reversed(lengths):
         if at[shown[-1]] - at[length] > 0.09:
@@ -110,21 +142,31 @@ def _apart(axes: "Axes", lengths: Sequence[int]) -> list[int]:
 
 
 def plot_losses(path: Path, rows: Sequence[Row]) -> None:
-    """Nats per token by position in the segment and by distance from the document start, one curve per row. The area
-    of a point grows with the tokens of its bin: those of small ones are noise."""
+    """Nats per token by position in the segment and by distance from the document start, one curve
+    per row. The area of a point grows with the tokens of its bin: those of small ones are noise.
+    """
     titles = {"position": "position in the segment", "distance": "tokens since the document began"}
-    names = [name for name in titles if any(name in row.losses for row in rows)]
+    names = []
+    for name in titles:
+        if any(name in row.losses for row in rows):
+            names.append(name)
     figure, panels = _figure(len(names))
     for name, axes in zip(names, panels, strict=True):
         for row in rows:
             if name in row.losses:
                 bins = row.losses[name].as_dicts()
-                middle = [centre(one["from"], one["to"]) for one in bins]
+                middle = []
+                for one in bins:
+                    middle.append(centre(one["from"], one["to"]))
                 nats = [one["nats_per_token"] for one in bins]
                 (line,) = axes.plot(middle, nats, lw=1, label=row.label)
-                axes.scatter(middle, nats, s=_areas([one["tokens"] for one in bins]), color=line.get_color())
+                axes.scatter(
+                    middle, nats, s=_areas([one["tokens"] for one in bins]), color=line.get_color()
+                )
         axes.set_xscale("log")
-        _finish(axes, f"{titles[name]}, counted from 1", "nats per token", f"Loss by {titles[name]}")
+        _finish(
+            axes, f"{titles[name]}, counted from 1", "nats per token", f"Loss by {titles[name]}"
+        )
     _save(figure, path, legend_of=panels[0])
 
 
@@ -135,13 +177,16 @@ def _areas(tokens: Sequence[int]) -> np.ndarray:
 
 
 def plot_attention(path: Path, rows: Sequence[Row]) -> None:
-    """Heat maps of attention by distance, heads of all layers, a pair per row: the share of each bin, and the
-    probability of a key in it. After figure 5 of Dai et al. 2019."""
+    """Heat maps of attention by distance, heads of all layers, a pair per row: the share of each
+    bin, and the probability of a key in it. After figure 5 of Dai et al. 2019.
+    """
     from matplotlib.colors import LogNorm
 
     measured = [row for row in rows if row.attention is not None]
     n_pair = 1 if len(measured) < 4 else 2  # side by side
-    figure, panels = _figure(2 * n_pair, n_row=-(-len(measured) // n_pair), height=_height(measured))
+    figure, panels = _figure(
+        2 * n_pair, n_row=-(-len(measured) // n_pair), height=_height(measured)
+    )
     for axes in panels[2 * len(measured) :]:
         axes.set_axis_off()
     for i, row in enumerate(measured):
@@ -154,13 +199,21 @@ def plot_attention(path: Path, rows: Sequence[Row]) -> None:
             (panels[2 * i], attention.share_LNK, "share of the attention"),
             (panels[2 * i + 1], attention.per_key_LNK, "probability of a key"),
         ):
-            map_RK = np.maximum(values[..., keep].flatten(0, 1).numpy(), 1e-9)  # positive, for the logarithm
-            scale = LogNorm(vmin=max(map_RK.min(), map_RK.max() / 1e4)) if title.endswith("key") else None
-            image = axes.imshow(map_RK, aspect="auto", cmap="Blues", interpolation="nearest", norm=scale)
+            # positive, for the logarithm
+            map_RK = np.maximum(values[..., keep].flatten(0, 1).numpy(), 1e-9)
+            if title.endswith("key"):
+                scale = LogNorm(vmin=max(map_RK.min(), map_RK.max() / 1e4))
+            else:
+                scale = None
+            image = axes.imshow(
+                map_RK, aspect="auto", cmap="Blues", interpolation="nearest", norm=scale
+            )
             figure.colorbar(image, ax=axes, label=title)
             labels = ["-".join(map(str, dict.fromkeys(one))) for one in bins]  # 3, or 4-5
             axes.set_xticks(range(len(bins)), labels, rotation=90, fontsize=7)
-            middles = [(layer + 0.5) * n_head - 0.5 for layer in range(n_layer)]
+            middles = []
+            for layer in range(n_layer):
+                middles.append((layer + 0.5) * n_head - 0.5)
             axes.set_yticks(middles, [str(layer + 1) for layer in range(n_layer)])
             for layer in range(1, n_layer):
                 axes.axhline(layer * n_head - 0.5, color="black", lw=0.5)
@@ -170,14 +223,24 @@ def plot_attention(path: Path, rows: Sequence[Row]) -> None:
 
 
 def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
-    """Gain from longer contexts at the smallest share r, in percent, and perplexity by context length, one curve per
-    model: after figures 3 and 4 of Dai et al. 2019. The RECL is where a gain falls below the line of 1 %."""
+    """Gain from longer contexts at the smallest share r, in percent, and perplexity by context
+    length, one curve per model: after figures 3 and 4 of Dai et al. 2019. The RECL is where a gain
+    falls below the line of 1 %.
+    """
     figure, (gain, level) = _figure(2)
     share = min(range(len(result.shares)), key=lambda k: result.shares[k])
     for i, name in enumerate(run_names(names)):
         gain.plot(result.lengths[:-1], 100 * result.gains[i, share], marker=".", label=name)
-        level.plot(result.lengths, [perplexity(n) for n in result.nats_per_token[i].tolist()], marker=".", label=name)
-    title = f"What {result.lengths[1] - result.lengths[0]} more tokens bring, r = {result.shares[share]}"
+        level.plot(
+            result.lengths,
+            [perplexity(n) for n in result.nats_per_token[i].tolist()],
+            marker=".",
+            label=name,
+        )
+    title = (
+        f"What {result.lengths[1] - result.lengths[0]} more tokens bring, r ="
+        f" {result.shares[share]}"
+    )
     gain.axhline(100 * THRESHOLD, color="black", lw=0.8, ls="--")
     gain.set_yscale("symlog", linthresh=100 * THRESHOLD)
     _finish(gain, "context before (tokens)", "relative gain (%)", title)
@@ -187,7 +250,8 @@ def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
 
 def run_names(paths: Sequence[str]) -> list[str]:
     """The shortest path suffixes that are distinct."""
-    names, parts = list(paths), [Path(path).resolve().parts for path in paths]
+    names = list(paths)
+    parts = [Path(path).resolve().parts for path in paths]
     for n in range(1, max(map(len, parts)) + 1):
         names = ["/".join(one[-n:]) for one in parts]
         if len(set(names)) == len(set(parts)):
@@ -204,7 +268,9 @@ def plot_curve(path: Path, curve: Sequence[tuple[int, float]]) -> None:
     _save(figure, path)
 
 
-def _figure(n_column: int, *, n_row: int = 1, height: float = _SIZE[1]) -> tuple["Figure", list["Axes"]]:
+def _figure(
+    n_column: int, *, n_row: int = 1, height: float = _SIZE[1]
+) -> tuple["Figure", list["Axes"]]:
     from matplotlib.figure import Figure  # takes a second to import
 
     figure = Figure(figsize=(_SIZE[0] * n_column, height * n_row), layout="constrained")
@@ -221,7 +287,9 @@ def _save(figure: "Figure", path: Path, *, legend_of: "Axes | None" = None) -> N
     """Write a plot of at most _MOST_PIXELS in each direction, with the legend below the panels."""
     if legend_of is not None:
         handles, labels = legend_of.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(figure.axes) + 1, fontsize=8)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=len(figure.axes) + 1, fontsize=8
+        )
     dpi = min(120, _MOST_PIXELS / max(figure.get_size_inches()))
     with written_whole(path) as temporary:
         figure.savefig(temporary, dpi=dpi)
@@ -229,5 +297,8 @@ def _save(figure: "Figure", path: Path, *, legend_of: "Axes | None" = None) -> N
 
 def _height(rows: Sequence[Row]) -> float:
     """Height in inches of a heat map with one line per head."""
-    n_line = max((row.attention.mass_LNK[..., 0].numel() for row in rows if row.attention is not None), default=0)
+    n_line = max(
+        (row.attention.mass_LNK[..., 0].numel() for row in rows if row.attention is not None),
+        default=0,
+    )
     return max(_SIZE[1], 2 + 0.05 * n_line)

@@ -15,8 +15,12 @@ Segments = Iterable[tuple[Tensor, Tensor, Tensor | None]]
 
 
 def of_counted(value_BT: Tensor, counted_BT: Tensor | None) -> Tensor:
-    """The values (N, ...) of the scored targets, row by row, of values (B, T, ...) on any device."""
-    return value_BT.flatten(0, 1) if counted_BT is None else value_BT[counted_BT.to(value_BT.device)]
+    """The values (N, ...) of the scored targets, row by row, of values (B, T,
+    ...) on any device.
+    """
+    if counted_BT is None:
+        return value_BT.flatten(0, 1)
+    return value_BT[counted_BT.to(value_BT.device)]
 
 
 class ScoredRows(Protocol):
@@ -43,7 +47,9 @@ class Predictor(Protocol):
         """The state before the first segment."""
         ...
 
-    def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context) -> tuple[Tensor, Any]:
+    def nll(
+        self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context
+    ) -> tuple[Tensor, Any]:
         """Loss of each target in nats (B, T), and the state after the segment."""
         ...
 
@@ -80,21 +86,25 @@ class Reading:
 
 def within(context: Context, n_token: int) -> Context:
     """The context with lengths limited to a text of n_token tokens; results are the same."""
-    return context.at_most(n_token, "tgt_len", "mem_len", "compressed_len", "lookup_len", "ext_len", "clamp_len")
+    return context.at_most(
+        n_token, "tgt_len", "mem_len", "compressed_len", "lookup_len", "ext_len", "clamp_len"
+    )
 
 
 def warmup_segments(n_layer: int, context: Context) -> int:
     """Number of segments before a token that its loss can depend on.
 
-    A segment sees mem_len + ext_len tokens before itself; their states, one layer below, depend on as many before them.
+    A segment sees mem_len + ext_len tokens before itself; their states, one layer below, depend on
+    as many before them.
     """
     reach = -(-(context.mem_len + context.ext_len) // context.tgt_len)
     return n_layer * reach
 
 
 def evaluation_context(context: Context, eval_tgt_len: int) -> Context:
-    """The context of evaluations during training: memory grows by what the segment shrinks, or ext_len if there is no
-    memory, as in kimiyoung/transformer-xl."""
+    """The context of evaluations during training: memory grows by what the segment shrinks, or
+    ext_len if there is no memory, as in kimiyoung/transformer-xl.
+    """
     spare = context.tgt_len - eval_tgt_len
     if context.mem_len:
         changed = {"mem_len": max(1, context.mem_len + spare)}

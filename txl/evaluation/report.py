@@ -1,4 +1,7 @@
-"""Results of an evaluation as tables, JSON and a file of tokens. Plots are in `txl.evaluation.plots`."""
+"""Results of an evaluation as tables, JSON and a file of tokens.
+
+Plots are in `txl.evaluation.plots`.
+"""
 
 import csv
 import io
@@ -17,7 +20,8 @@ def table(rows: Sequence[Row]) -> str:
     """The rows in columns: loss, speed and memory."""
 
     def cells(row: Row) -> str:
-        score, mib = row.score, "-" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.0f}"
+        score = row.score
+        mib = "-" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.0f}"
         return (
             f"{score.tokens:>9} {score.nats_per_token:>8.4f} {score.perplexity:>11.3f} "
             f"{score.tokens / row.seconds:>9.0f} {mib:>9}"
@@ -37,16 +41,19 @@ def _columns(rows: Sequence[Row], head: str, cells: Callable[[Row], str]) -> str
 
 def loss_tables(row: Row) -> str:
     """Nats per token by position and by distance, as text; empty if not measured."""
-    titles = {"position": "position in the segment, from 0", "distance": "tokens since the document began, from 0"}
+    titles = {
+        "position": "position in the segment, from 0",
+        "distance": "tokens since the document began, from 0",
+    }
     lines = []
     for name, losses in row.losses.items():
         lines.append(f"{row.label}: {titles[name]}")
         lines.append(f"{'from':>9} {'to':>9} {'tokens':>9} {'loss':>8} {'perplexity':>11}")
-        lines += [
-            f"{one['from']:>9} {one['to']:>9} {one['tokens']:>9} {one['nats_per_token']:>8.4f} "
-            f"{perplexity(one['nats_per_token']):>11.3f}"
-            for one in losses.as_dicts()
-        ]
+        for one in losses.as_dicts():
+            lines.append(
+                f"{one['from']:>9} {one['to']:>9} {one['tokens']:>9} {one['nats_per_token']:>8.4f} "
+                f"{perplexity(one['nats_per_token']):>11.3f}"
+            )
     return "\n".join(lines)
 
 
@@ -54,17 +61,22 @@ def counted(row: Row) -> str:
     """The counts of a split in one line."""
     score = row.score
     return (
-        f"{row.split}: {score.tokens:,} tokens counted, {score.unknown / score.tokens:.2%} of them <unk>: "
-        f"{score.words:,} words and {score.lines:,} line ends, {score.characters:,} characters, {score.bytes:,} bytes"
+        f"{row.split}: {score.tokens:,} tokens counted, {score.unknown / score.tokens:.2%} of them"
+        f" <unk>: {score.words:,} words and {score.lines:,} line ends, {score.characters:,}"
+        f" characters, {score.bytes:,} bytes"
     )
 
 
 def rates(rows: Sequence[Row]) -> str:
-    """Figures that compare models with different vocabularies, in columns; ppl/word: per word and line end."""
+    """Figures that compare models with different vocabularies, in columns; ppl/word: per word and
+    line end.
+    """
 
     def cells(row: Row) -> str:
         per_unit = (row.score.bits_per_character, row.score.bits_per_byte)
-        bits = [f"{'-' if n is None else format(n, '.4f'):>10}" for n in per_unit]
+        bits = []
+        for n in per_unit:
+            bits.append(f"{'-' if n is None else format(n, '.4f'):>10}")
         return f"{row.score.word_perplexity:>11.3f} {' '.join(bits)}"
 
     return _columns(rows, f"{'ppl/word':>11} {'bits/char':>10} {'bits/byte':>10}", cells)
@@ -74,13 +86,20 @@ def print_row(row: Row) -> None:
     """Print one line with the result of a row."""
     nats = row.score.nats_per_token
     lengths = f"tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d}"
-    cells = [row.split, lengths, f"loss {nats:5.2f}", f"ppl {perplexity(nats):9.3f}", row.manner, row.unlike]
+    cells = [
+        row.split,
+        lengths,
+        f"loss {nats:5.2f}",
+        f"ppl {perplexity(nats):9.3f}",
+        row.manner,
+        row.unlike,
+    ]
     print_line(f"| {' | '.join(filter(None, cells))}")
 
 
 ASIDE = (
-    "each token is predicted late in its segment, in the last quarter, whatever the memory; the text is read several "
-    "times for that, with segments that begin elsewhere"
+    "each token is predicted late in its segment, in the last quarter, whatever the memory; the"
+    " text is read several times for that, with segments that begin elsewhere"
 )
 
 
@@ -93,7 +112,10 @@ def print_table(rows: Sequence[Row]) -> None:
     for row in {row.split: row for row in rows}.values():
         print_line(counted(row))
         if row.losses and "distance" not in row.losses:
-            print_line(f"{row.split}: no headings like '= Title =', so no loss by distance since the document began")
+            print_line(
+                f"{row.split}: no headings like '= Title =', so no loss by distance since the"
+                " document began"
+            )
     print_line(rates(rows))
     for row in {row.split: row for row in rows if row.note_of_unknown}.values():
         print_line(f"{row.split}: {row.note_of_unknown}")
@@ -145,23 +167,36 @@ class Part(NamedTuple):
         """JSON-ready; `each`: line, document."""
         nats = math.fsum(token.nats for token in self.tokens)
         n_token = len(self.tokens)
-        return {each: self.number, "tokens": n_token, "nats": nats, "perplexity": perplexity(nats / n_token)}
+        return {
+            each: self.number,
+            "tokens": n_token,
+            "nats": nats,
+            "perplexity": perplexity(nats / n_token),
+        }
 
 
 def print_parts(parts: Sequence[Part], each: str) -> None:
     """Print one line with the total of each part."""
     for part in parts:
         total = part.as_dict(each)
-        n_token, nats, ppl = total["tokens"], total["nats"], total["perplexity"]
-        print_line(f"| {each} {part.number:5d} | tokens {n_token:5d} | nats {nats:11.4f} | ppl {ppl:9.3f}")
+        n_token = total["tokens"]
+        nats = total["nats"]
+        ppl = total["perplexity"]
+        print_line(
+            f"| {each} {part.number:5d} | tokens {n_token:5d} | nats {nats:11.4f} | ppl {ppl:9.3f}"
+        )
 
 
 def as_tsv(parts: Sequence[Part], each: str) -> str:
-    """A header line, then one line per token, tab-separated, quoted as in CSV. Where `each` is not the file, a last
-    column numbers the lines or documents."""
+    """A header line, then one line per token, tab-separated, quoted as in CSV. Where `each` is not
+    the file, a last column numbers the lines or documents.
+    """
     out = io.StringIO()
     writer = csv.writer(out, delimiter="\t", lineterminator="\n")
-    names = [] if each == "file" else [each]
+    if each == "file":
+        names = []
+    else:
+        names = [each]
     writer.writerow([*Token._fields, *names])
     for part in parts:
         numbers = [part.number for _ in names]
@@ -176,18 +211,27 @@ def write_tokens(path: Path, parts: Sequence[Part], each: str, **extra: Any) -> 
         return
     tokens = []
     for part in parts:
-        number = {} if each == "file" else {each: part.number}
-        tokens += [{**token._asdict(), **number} for token in part.tokens]
+        if each == "file":
+            number = {}
+        else:
+            number = {each: part.number}
+        for token in part.tokens:
+            tokens.append({**token._asdict(), **number})
     write_json(path, {**extra, "tokens": tokens})
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON as `write_text` does; numbers that JSON cannot represent, such as infinity, become null."""
+    """Write JSON as `write_text` does; numbers that JSON cannot represent, such as infinity, become
+    null.
+    """
     write_text(path, json_text(content, ensure_ascii=False))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write atomically; what is no regular file, such as /dev/stdout, is written to directly. A link is replaced."""
+    """Write atomically; what is no regular file, such as /dev/stdout, is written to directly.
+
+    A link is replaced.
+    """
     if is_stream(path):
         with errors_naming(path), path.open("a", encoding="utf-8") as file:
             file.write(text)

@@ -31,7 +31,8 @@ class Row:
     Attributes:
         seconds: scoring time.
         peak_bytes: peak memory of a process during scoring; None if it cannot be measured.
-        losses: loss by `position` and by `distance`, see `txl.evaluation.measures.loss_by_position`.
+        losses: loss by `position` and by `distance`, see
+            `txl.evaluation.measures.loss_by_position`.
         attention: attention by distance, if measured.
         tokens: the loss of each token, if kept.
         added: test-time methods in use; empty for the plain model.
@@ -54,23 +55,32 @@ class Row:
     @property
     def manner(self) -> str:
         """What differs from reading the plain model as the text is cut; empty: nothing."""
-        return ", ".join(filter(None, [self.added, "borders aside" if self.borders == "aside" else ""]))
+        return ", ".join(
+            filter(None, [self.added, "borders aside" if self.borders == "aside" else ""])
+        )
 
     @property
     def label(self) -> str:
         """Split, lengths and manner, for titles and legends."""
-        parts = [self.split, f"tgt_len {self.context.tgt_len}", f"mem_len {self.context.mem_len}", self.manner]
+        parts = [
+            self.split,
+            f"tgt_len {self.context.tgt_len}",
+            f"mem_len {self.context.mem_len}",
+            self.manner,
+        ]
         return ", ".join(filter(None, parts))
 
     @property
     def note_of_unknown(self) -> str:
-        """A warning about figures per character if more than 1 % of the tokens are `<unk>`; else empty."""
+        """A warning about figures per character if more than 1 % of the tokens are `<unk>`; else
+        empty.
+        """
         share = self.score.unknown / self.score.tokens
         if share <= 0.01:
             return ""
         return (
-            f"{share:.2%} of the tokens are <unk>, whose spelling is not predicted: figures per word, character and "
-            f"byte are too low"
+            f"{share:.2%} of the tokens are <unk>, whose spelling is not predicted: figures per"
+            " word, character and byte are too low"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,12 +131,16 @@ def row_of_split(
         token_watch: keeps the loss of each token.
         with_attention: read the split a second time for attention by distance.
     """
-    context, n_segment = reading.context, sum(map(len, streams))
-    start, peak = time.perf_counter(), PeakMemory(ranks.device)
+    context = reading.context
+    n_segment = sum(map(len, streams))
+    start = time.perf_counter()
+    peak = PeakMemory(ranks.device)
     watches = [one for one in (watch, token_watch) if one is not None]
     name = f"{split} mem_len {reading.asked.mem_len}" + " borders aside" * (borders == "aside")
     with progress(name, n_segment, shown=ranks.is_main) as bar:
-        shares = [_watched(stream, reading, model, watches, bar) for stream in streams]
+        shares = []
+        for stream in streams:
+            shares.append(_watched(stream, reading, model, watches, bar))
     score = dataclasses.replace(Score.total(shares), **counts).over(ranks)
     require_in_range(torch.tensor(score.nats), ranks.device)
     require_finite(score.nats, split)
@@ -181,15 +195,20 @@ def row_of_texts(
     first: int,
     counts: Mapping[str, int],
 ) -> tuple[Row, list[Tensor]]:
-    """Score texts from token `first` on in this process, each with an empty memory at its beginning; also the nats of
-    each token of each text, on the CPU.
+    """Score texts from token `first` on in this process, each with an empty memory at its
+    beginning; also the nats of each token of each text, on the CPU.
 
     Args:
         texts: ids.
         counts: words, lines, ... of these tokens; see `Score`.
     """
-    start, peak = time.perf_counter(), PeakMemory(ranks.device)
-    nats_of = [score_text(model, ids, reading.context, first=first, predictor=reading.predictor) for ids in texts]
+    start = time.perf_counter()
+    peak = PeakMemory(ranks.device)
+    nats_of = []
+    for ids in texts:
+        nats_of.append(
+            score_text(model, ids, reading.context, first=first, predictor=reading.predictor)
+        )
     nll_N = torch.cat(nats_of)
     require_in_range(nll_N, ranks.device)
     seconds = time.perf_counter() - start

@@ -47,7 +47,9 @@ class Score:
     def total(shares: Iterable["Score"]) -> "Score":
         """The score of several parts of a text together."""
         shares = list(shares)
-        counts = {f.name: sum(getattr(share, f.name) for share in shares) for f in dataclasses.fields(Score)[1:]}
+        counts = {}
+        for f in dataclasses.fields(Score)[1:]:
+            counts[f.name] = sum(getattr(share, f.name) for share in shares)
         return Score(math.fsum(share.nats for share in shares), **counts)
 
     def over(self, ranks: Ranks) -> "Score":
@@ -69,13 +71,19 @@ class Score:
 
     @property
     def bits_per_character(self) -> float | None:
-        """None if the targets have no characters, like the end of a last line without a line break."""
-        return self.nats / math.log(2) / self.characters if self.characters else None
+        """None if the targets have no characters, like the end of a last line
+        without a line break.
+        """
+        if self.characters:
+            return self.nats / math.log(2) / self.characters
+        return None
 
     @property
     def bits_per_byte(self) -> float | None:
         """None if the targets have no bytes."""
-        return self.nats / math.log(2) / self.bytes if self.bytes else None
+        if self.bytes:
+            return self.nats / math.log(2) / self.bytes
+        return None
 
 
 def evaluate(
@@ -90,7 +98,8 @@ def evaluate(
 
     Args:
         predictor: by default the model itself.
-        observe: called with the nats of each segment's scored targets (N,), row by row, in the order of the segments.
+        observe: called with the nats of each segment's scored targets (N,), row by row, in the
+            order of the segments.
     """
     nats = float64_sum(torch.zeros(1, device=model.device))
     tokens = 0
@@ -104,7 +113,11 @@ def evaluate(
 
 @torch.no_grad()
 def scored(
-    model: TransformerXL, segments: Segments, context: Context, *, predictor: Predictor | None = None
+    model: TransformerXL,
+    segments: Segments,
+    context: Context,
+    *,
+    predictor: Predictor | None = None,
 ) -> Iterator[Tensor]:
     """Nats of each segment's scored targets (N,), row by row.
 
@@ -123,7 +136,9 @@ def scored(
         model.train(was_training)
 
 
-def _of_predictor(predictor: Predictor, segments: Segments, context: Context, device: torch.device) -> Iterator[Tensor]:
+def _of_predictor(
+    predictor: Predictor, segments: Segments, context: Context, device: torch.device
+) -> Iterator[Tensor]:
     memory: Any = None
     for input_BT, target_BT, counted_BT in segments:
         if memory is None:
@@ -135,32 +150,45 @@ def _of_predictor(predictor: Predictor, segments: Segments, context: Context, de
 
 
 AT_ONCE = 1024
-"""Tokens whose losses are computed together. The rows of rare words are read for all of them, not for each segment."""
+"""Tokens whose losses are computed together.
+
+The rows of rare words are read for all of them, not for each segment.
+"""
 READ_TOGETHER = 512
-"""Tokens of segments that are read as one, where that changes nothing: products of more rows take less time each."""
+"""Tokens of segments that are read as one, where that changes nothing: products of more rows take
+less time each.
+"""
 
 
-def _of_model(predictor: Frozen, model: TransformerXL, segments: Segments, context: Context) -> Iterator[Tensor]:
+def _of_model(
+    predictor: Frozen, model: TransformerXL, segments: Segments, context: Context
+) -> Iterator[Tensor]:
     """Ids stay on the host, which avoids GPU synchronisation."""
     memory: Any = None
     hiddens: list[Tensor] = []
     targets: list[Tensor] = []
-    joins = not model.is_sharded and _ends_change_nothing(model.config, context)  # shards read in step
+    # shards read in step
+    joins = not model.is_sharded and _ends_change_nothing(model.config, context)
     for group in _groups(segments, READ_TOGETHER if joins else 0):
         inputs, targets_of_group, masks = zip(*group, strict=True)
         if joins:
-            context = dataclasses.replace(context, tgt_len=max(context.tgt_len, sum(x.shape[1] for x in inputs)))
+            context = dataclasses.replace(
+                context, tgt_len=max(context.tgt_len, sum(x.shape[1] for x in inputs))
+            )
         if memory is None:
             memory = _fresh_memory(predictor, len(inputs[0]), context)
         hidden_BTD, memory = predictor(torch.cat(inputs, dim=1), memory, context)
         widths = [target_BT.shape[1] for target_BT in targets_of_group]
         parts = hidden_BTD[:, -sum(widths) :].split(widths, dim=1)
         # a copy: a CUDA graph overwrites its result
-        hiddens += [of_counted(part, mask).clone() for part, mask in zip(parts, masks, strict=True)]
-        targets += [of_counted(target, mask) for target, mask in zip(targets_of_group, masks, strict=True)]
+        for part, mask in zip(parts, masks, strict=True):
+            hiddens.append(of_counted(part, mask).clone())
+        for target, mask in zip(targets_of_group, masks, strict=True):
+            targets.append(of_counted(target, mask))
         if sum(map(len, targets)) >= AT_ONCE:
             yield from _losses(model.softmax, hiddens, targets)
-            hiddens, targets = [], []
+            hiddens = []
+            targets = []
     if targets:
         yield from _losses(model.softmax, hiddens, targets)
 
@@ -174,29 +202,38 @@ def _fresh_memory(predictor: Frozen, n_row: int, context: Context) -> Any:
 
 
 def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:
-    """True if it is the same, up to rounding, where segments end: each token sees as many states as every other, by
-    their distances, and what a state is made of does not depend on the segment either."""
+    """True if it is the same, up to rounding, where segments end: each token sees as many states as
+    every other, by their distances, and what a state is made of does not depend on the segment
+    either.
+    """
     encoding = POSITION_ENCODINGS[config.position]
     # others compute the hidden logits of longer segments too, which takes more time than it saves
     by_distance = config.attention == "softmax" and encoding.by_distance and encoding.is_relative()
     return context.same_length and context.ext_len == 0 and is_bounded(config) and by_distance
 
 
-def _groups(segments: Segments, n_token: int) -> Iterator[list[tuple[Tensor, Tensor, Tensor | None]]]:
-    """Consecutive segments, as many as have no more than n_token tokens together, but one at least."""
+def _groups(
+    segments: Segments, n_token: int
+) -> Iterator[list[tuple[Tensor, Tensor, Tensor | None]]]:
+    """Consecutive segments, as many as have no more than n_token tokens
+    together, but one at least.
+    """
     group: list[tuple[Tensor, Tensor, Tensor | None]] = []
     n_there = 0
     for segment in segments:
         if group and n_there + segment[0].numel() > n_token:
             yield group
-            group, n_there = [], 0
+            group = []
+            n_there = 0
         group.append(segment)
         n_there += segment[0].numel()
     if group:
         yield group
 
 
-def _losses(softmax: AdaptiveSoftmax, hiddens: list[Tensor], targets: list[Tensor]) -> Sequence[Tensor]:
+def _losses(
+    softmax: AdaptiveSoftmax, hiddens: list[Tensor], targets: list[Tensor]
+) -> Sequence[Tensor]:
     return softmax.nll(torch.cat(hiddens), torch.cat(targets)).split([*map(len, targets)])
 
 
@@ -208,7 +245,8 @@ def score_text(
     first: int = 1,
     predictor: Predictor | None = None,
 ) -> Tensor:
-    """Nats (negative log-likelihood) of each token of a text from token `first` on, (len(ids) - first,), on the CPU.
+    """Nats (negative log-likelihood) of each token of a text from token `first` on, (len(ids) -
+    first,), on the CPU.
 
     Tokens before `first` are context only.
 
@@ -218,16 +256,25 @@ def score_text(
         ValueError: if there is no token to score, or none before it.
     """
     if not 1 <= first < len(ids):
-        raise ValueError(f"a text of {len(ids)} token(s), scored from token {first} on: needs 1 <= first < length")
+        raise ValueError(
+            f"a text of {len(ids)} token(s), scored from token {first} on: needs 1 <= first <"
+            " length"
+        )
     ids_1S = torch.as_tensor(np.asarray(ids, dtype=np.int64))[None]
 
     def segments() -> Iterator[tuple[Tensor, Tensor, None]]:
         last = len(ids) - 1
         for begin in range(0, last, context.tgt_len):
             end = min(begin + context.tgt_len, last)
-            yield ids_1S[:, max(0, begin - context.ext_len) : end], ids_1S[:, begin + 1 : end + 1], None
+            yield (
+                ids_1S[:, max(0, begin - context.ext_len) : end],
+                ids_1S[:, begin + 1 : end + 1],
+                None,
+            )
 
-    nll_S = torch.cat([nll_N.cpu() for nll_N in scored(model, segments(), context, predictor=predictor)])
+    nll_S = torch.cat(
+        [nll_N.cpu() for nll_N in scored(model, segments(), context, predictor=predictor)]
+    )
     return nll_S[first - 1 :]
 
 
@@ -235,6 +282,6 @@ def require_finite(nats: float, name: str) -> None:
     """Raise `UsageError` if the loss on `name` is NaN or infinite."""
     require(
         math.isfinite(nats),
-        f"{name}: its loss is {nats}; the weights are not finite, or a flag has an extreme value; use another "
-        f"checkpoint, or a milder value",
+        f"{name}: its loss is {nats}; the weights are not finite, or a flag has an extreme value;"
+        " use another checkpoint, or a milder value",
     )

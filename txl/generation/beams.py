@@ -38,16 +38,18 @@ def beam_search(
 ) -> list[Hypothesis]:
     """The best finished continuations that beam search finds, at most `num_beams`, best first.
 
-    A continuation ends after `length` tokens, or where `has_ended` says so. At each step the `num_beams` most likely
-    unfinished ones are extended. The search stops early once the most likely unfinished one scores below all of
-    `num_beams` finished ones, each divided by its own length^length_penalty, as transformers does by default
-    (`early_stopping=False`).
+    A continuation ends after `length` tokens, or where `has_ended` says so. At each step the
+    `num_beams` most likely unfinished ones are extended. The search stops early once the most
+    likely unfinished one scores below all of `num_beams` finished ones, each divided by its own
+    length^length_penalty, as transformers does by default (`early_stopping=False`).
 
     Args:
         prompt: at least one id.
-        length_penalty: above 0 longer continuations gain, below 0 they lose; 0: compare log-probabilities.
+        length_penalty: above 0 longer continuations gain, below 0 they lose; 0: compare
+            log-probabilities.
         banned: ids that never occur.
-        no_repeat_ngram_size: so many tokens in a row occur only once, the prompt included; see `NGrams`.
+        no_repeat_ngram_size: so many tokens in a row occur only once, the prompt included; see
+            `NGrams`.
     Raises:
         ValueError: if the prompt is empty or contains an id outside the vocabulary.
         UsageError: see `require_in_range`; if so many beams do not fit into the memory.
@@ -70,7 +72,11 @@ def beam_search(
                 finished.append(Hypothesis(ids, logprob / n_token**length_penalty))
         finished = sorted(finished, key=lambda one: -one.score)[:num_beams]
         going = going[:num_beams]
-        is_beaten = going and len(finished) == num_beams and going[0][2] / n_token**length_penalty <= finished[-1].score
+        is_beaten = (
+            going
+            and len(finished) == num_beams
+            and going[0][2] / n_token**length_penalty <= finished[-1].score
+        )
         if is_beaten or not going:
             break
         beams.extend(going)
@@ -78,14 +84,21 @@ def beam_search(
 
 
 class _Beams:
-    """Unfinished continuations of one prompt: their ids, log-probabilities and memories, a row each."""
+    """Unfinished continuations of one prompt: their ids, log-probabilities and memories, a row
+    each.
+    """
 
     def __init__(
-        self, model: TransformerXL, context: Context, prompt: Sequence[int], no_repeat_ngram_size: int
+        self,
+        model: TransformerXL,
+        context: Context,
+        prompt: Sequence[int],
+        no_repeat_ngram_size: int,
     ) -> None:
         self._model, self._reader = model, Reader(model, context, 1)
         self._words = WordProbabilities.of(model)
-        self._prompt, self._ngram_size = prompt, no_repeat_ngram_size
+        self._prompt = prompt
+        self._ngram_size = no_repeat_ngram_size
         self.ids: list[tuple[int, ...]] = [()]
         self._logprobs: tuple[float, ...] = (0.0,)
         self._read(torch.tensor([list(prompt)]))
@@ -95,14 +108,25 @@ class _Beams:
 
     @torch.inference_mode()
     def extensions(self, n_best: int, banned: Sequence[int]) -> list[tuple[int, int, float]]:
-        """The most likely continuations that are a token longer: row, token and log-probability, best first."""
+        """The most likely continuations that are a token longer: row, token and log-probability,
+        best first.
+        """
         require_in_range(self._hidden_KD, self._model.device)
         logprob_KV = self._words.all(self._hidden_KD)
-        ban(logprob_KV, banned, [NGrams(self._ngram_size, chain(self._prompt, ids)) for ids in self.ids])
+        ban(
+            logprob_KV,
+            banned,
+            [NGrams(self._ngram_size, chain(self._prompt, ids)) for ids in self.ids],
+        )
         logprob_KV += logprob_KV.new_tensor(self._logprobs)[:, None]
         best = logprob_KV.flatten().topk(min(n_best, logprob_KV.numel()))
-        n_token, places = logprob_KV.shape[1], zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [(place // n_token, place % n_token, logprob) for place, logprob in places if logprob > -torch.inf]
+        n_token = logprob_KV.shape[1]
+        places = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        candidates = []
+        for place, logprob in places:
+            if logprob > -torch.inf:
+                candidates.append((place // n_token, place % n_token, logprob))
+        return candidates
 
     def extend(self, chosen: Sequence[tuple[int, int, float]]) -> None:
         """Go on with these of `extensions`."""

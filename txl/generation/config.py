@@ -8,7 +8,8 @@ from txl.config import LENGTH, SEED, TextKind, option, require
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 
-_LONGEST_SESSION = 2**16  # memory for tokens that may come; a text of known length needs no more than itself
+# memory for tokens that may come; a text of known length needs no more than itself
+_LONGEST_SESSION = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,65 +17,116 @@ class GenerateConfig(Rule, OneModel):
     """What to generate and how to sample."""
 
     dataset: TextKind | None = option(
-        None, "kind of the text that a checkpoint of another program was trained on (not given: wt103)"
+        None,
+        "kind of the text that a checkpoint of another program was trained on (not given: wt103)",
     )
-    prompt: str | None = option(None, "text to continue (-: standard input; default: start a new line)", section="text")
+    prompt: str | None = option(
+        None, "text to continue (-: standard input; default: start a new line)", section="text"
+    )
     prompt_file: str | None = option(None, "file of the text to continue")
-    prompts: str | None = option(None, "file of texts to continue, one a line, each as it would be alone")
+    prompts: str | None = option(
+        None, "file of texts to continue, one a line, each as it would be alone"
+    )
     interactive: bool = option(
-        False, "read prompts from standard input, line by line, and continue each; all earlier text stays in memory"
+        False,
+        "read prompts from standard input, line by line, and continue each; all earlier text stays"
+        " in memory",
     )
     length: int = option(200, "tokens to generate", minimum=1)
-    finish_line: bool = option(False, "end with a whole paragraph: up to --length tokens more, or fewer")
-    lines: int = option(0, "stop after so many lines that are not blank; 1: at <eos> (0: off)", minimum=0)
+    finish_line: bool = option(
+        False, "end with a whole paragraph: up to --length tokens more, or fewer"
+    )
+    lines: int = option(
+        0, "stop after so many lines that are not blank; 1: at <eos> (0: off)", minimum=0
+    )
     stop: tuple[str, ...] = option((), "stop at these strings, which are not printed")
     num_samples: int = option(1, "texts for each prompt", minimum=1)
     num_beams: int = option(
-        1, "beam search: the most likely text found with so many candidates at a time (1: sample)", minimum=1
+        1,
+        "beam search: the most likely text found with so many candidates at a time (1: sample)",
+        minimum=1,
     )
     length_penalty: float = option(
         1.0,
-        "beam search compares log-probabilities divided by length^this, where texts end at different lengths",
+        "beam search compares log-probabilities divided by length^this, where texts end at"
+        " different lengths",
         minimum=-20,
         maximum=20,
     )
     no_repeat_ngram_size: int = option(
         0,
-        "so many tokens in a row occur only once, prompt included (Paulus et al. 2018); 0: as often as they come",
+        "so many tokens in a row occur only once, prompt included (Paulus et al. 2018); 0: as often"
+        " as they come",
         minimum=0,
     )
     batch_size: int = option(16, "texts that are generated side by side", minimum=1)
     allow_unk: bool = option(False, "<unk> may be generated")
     no_unk: bool = option(False, "no effect: <unk> is generated with --allow_unk only")
-    raw: bool = option(False, "print tokens with spaces between them instead of text in natural spelling")
-    seed: int = option(1111, "random seed; further prompts and samples have the following numbers", **SEED)
+    raw: bool = option(
+        False, "print tokens with spaces between them instead of text in natural spelling"
+    )
+    seed: int = option(
+        1111, "random seed; further prompts and samples have the following numbers", **SEED
+    )
     mem_len: int | None = option(None, "tokens of memory (default: as in training)", **LENGTH)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [f"--{name}" for name in ("prompt", "prompt_file", "prompts") if getattr(self, name) is not None]
-        require(len(given) < 2, f"{' and '.join(given)}: there is one source of prompts; leave out the others")
+        given = []
+        for name in ("prompt", "prompt_file", "prompts"):
+            if getattr(self, name) is not None:
+                given.append(f"--{name}")
+        require(
+            len(given) < 2,
+            f"{' and '.join(given)}: there is one source of prompts; leave out the others",
+        )
         self.ending()
         self._check_beams()
-        require(not (self.allow_unk and self.no_unk), "--allow_unk and --no_unk: leave one of them out")
+        require(
+            not (self.allow_unk and self.no_unk), "--allow_unk and --no_unk: leave one of them out"
+        )
         if self.interactive:
             one_text = self.prompts is None and self.num_samples == 1
-            require(one_text, "--interactive: is about one text; leave out --prompts and --num_samples")
+            require(
+                one_text, "--interactive: is about one text; leave out --prompts and --num_samples"
+            )
             fits = (self.mem_len or 0) <= _LONGEST_SESSION
-            require(fits, f"--interactive: keeps up to {_LONGEST_SESSION} tokens; give a smaller --mem_len")
-            require(self.prompt != "-", "--interactive: reads its turns from standard input; leave out --prompt -")
+            require(
+                fits,
+                f"--interactive: keeps up to {_LONGEST_SESSION} tokens; give a smaller --mem_len",
+            )
+            require(
+                self.prompt != "-",
+                "--interactive: reads its turns from standard input; leave out --prompt -",
+            )
 
     def _check_beams(self) -> None:
         if self.num_beams == 1:
-            require(self.length_penalty == 1, f"--length_penalty {self.length_penalty}: only with --num_beams above 1")
+            require(
+                self.length_penalty == 1,
+                f"--length_penalty {self.length_penalty}: only with --num_beams above 1",
+            )
             return
-        names = [f.name for f in fields(Rule) if getattr(self, f.name) != f.default]
-        self.refuse_with_beams(names + ["num_samples"] * (self.num_samples > 1) + ["interactive"] * self.interactive)
+        names = []
+        for f in fields(Rule):
+            if getattr(self, f.name) != f.default:
+                names.append(f.name)
+        self.refuse_with_beams(
+            names + ["num_samples"] * (self.num_samples > 1) + ["interactive"] * self.interactive
+        )
 
     def refuse_with_beams(self, names: Iterable[str]) -> None:
-        """Raise `UsageError` if these flags, which have no effect on beam search, are there with it."""
-        others = ", ".join(f"--{name}" for name in names) if self.num_beams > 1 else ""
-        require(not others, f"--num_beams {self.num_beams}: finds one text and draws none; leave out {others}")
+        """Raise `UsageError` if these flags, which have no effect on beam search, are there with
+        it.
+        """
+        if self.num_beams > 1:
+            others = ", ".join(f"--{name}" for name in names)
+        else:
+            others = ""
+        require(
+            not others,
+            f"--num_beams {self.num_beams}: finds one text and draws none; leave out {others}",
+        )
 
     def ending(self) -> Ending:
         """Where the texts end."""

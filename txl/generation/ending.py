@@ -15,9 +15,9 @@ class Ending:
         length: tokens; with `finish_line` up to twice as many, see there.
         lines: lines that are not blank, the one that the prompt begins included; 0: any number.
         stop: strings before which the text is cut.
-        finish_line: end with a whole paragraph, the first that ends after `length` tokens. Blank lines and headings
-            (lines that begin with `=`) belong to the paragraph after them. An unfinished paragraph is left out, unless
-            there is no other.
+        finish_line: end with a whole paragraph, the first that ends after `length` tokens. Blank
+            lines and headings (lines that begin with `=`) belong to the paragraph after them. An
+            unfinished paragraph is left out, unless there is no other.
     """
 
     length: int
@@ -48,7 +48,8 @@ class GrowingText:
     """
 
     def __init__(self, ending: Ending, line: str = "") -> None:
-        self._ending, self.line = ending, line
+        self._ending = ending
+        self.line = line
         self._n_token = self._n_line = self._n_paragraph = 0
         self._unfinished = ""  # paragraph
         self._stops = _Stops(ending.stop)
@@ -57,7 +58,8 @@ class GrowingText:
     def add(self, piece: str) -> str:
         """The text that a token makes certain, of which lines may end anywhere."""
         self._n_token += 1
-        lines, certain = re.findall(r".*\n|.+", piece) or [""], ""
+        lines = re.findall(r".*\n|.+", piece) or [""]
+        certain = ""
         for i, line in enumerate(lines, start=1):
             certain += self._add(line, is_last=i == len(lines))
             if self.has_ended:
@@ -66,7 +68,8 @@ class GrowingText:
 
     def _add(self, piece: str, *, is_last: bool) -> str:
         """The same of a part of a token, in which a line ends with it or after it."""
-        ending, n_token = self._ending, self._n_token if is_last else self._n_token - 1
+        ending = self._ending
+        n_token = self._n_token if is_last else self._n_token - 1
         self.line += piece
         ends_line = piece.endswith("\n") and bool(self.line.strip())
         ends_paragraph = ends_line and not self.line.lstrip().startswith("=")
@@ -77,11 +80,17 @@ class GrowingText:
         if ends_line and self._n_line == ending.lines:
             return self._end(self._unfinished.rstrip("\n"))
         if not ending.finish_line:
-            certain, self._unfinished = self._unfinished, ""
-            return self._end(certain) if n_token >= ending.length else self._past_stops(certain)
+            certain = self._unfinished
+            self._unfinished = ""
+            if n_token >= ending.length:
+                return self._end(certain)
+            return self._past_stops(certain)
         if ends_paragraph:
-            certain, self._unfinished = self._unfinished[:-1], "\n"
-            return self._end(certain) if n_token >= ending.length else self._past_stops(certain)
+            certain = self._unfinished[:-1]
+            self._unfinished = "\n"
+            if n_token >= ending.length:
+                return self._end(certain)
+            return self._past_stops(certain)
         if n_token >= ending.longest:
             return self._end("" if self._n_paragraph else self._unfinished)
         return ""
@@ -97,17 +106,29 @@ class GrowingText:
 
 
 class _Stops:
-    """Cuts a text before the first of some strings. Text that may be the beginning of one is held."""
+    """Cuts a text before the first of some strings.
+
+    Text that may be the beginning of one is held.
+    """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
-        self.held, self.found = "", False
+        self.held = ""
+        self.found = False
 
     def add(self, piece: str) -> str:
         text = self.held + piece
         places = [place for stop in self._strings if (place := text.find(stop)) >= 0]
-        begun = [n for stop in self._strings for n in range(1, len(stop)) if text.endswith(stop[:n])]
+        begun = []
+        for stop in self._strings:
+            for n in range(1, len(stop)):
+                if text.endswith(stop[:n]):
+                    begun.append(n)
         self.found = bool(places)
-        end = min(places) if places else len(text) - max(begun, default=0)
-        self.held = "" if places else text[end:]
+        if places:
+            end = min(places)
+            self.held = ""
+        else:
+            end = len(text) - max(begun, default=0)
+            self.held = text[end:]
         return text[:end]

@@ -1,7 +1,8 @@
 """The next word, drawn with no more clusters of the adaptive softmax computed than it depends on.
 
-Only the needed parts of the next word's distribution are computed: the head, and the tail clusters that the sampled
-word or the top_p decision depends on. docs/generation.md proves that the sampling is exact.
+Only the needed parts of the next word's distribution are computed: the head, and the tail clusters
+that the sampled word or the top_p decision depends on. docs/generation.md proves that the sampling
+is exact.
 """
 
 import math
@@ -19,28 +20,38 @@ from txl.inference.words import WordProbabilities
 
 @dataclass(frozen=True)
 class Closed:
-    """A cluster that has not been computed: the log-probability of all its words together, and how many of them may be
-    sampled."""
+    """A cluster that has not been computed: the log-probability of all its words together, and how
+    many of them may be sampled.
+    """
 
     logprob: float
     n_word: int
     has_banned: bool
 
     def least(self, temperature: float) -> float:
-        """A lower bound of log(sum p^(1/temperature)) - logprob / temperature over the words that may be sampled."""
-        return -math.inf if self.has_banned else min(0.0, self._if_even(temperature))
+        """A lower bound of log(sum p^(1/temperature)) - logprob / temperature over the words that
+        may be sampled.
+        """
+        if self.has_banned:
+            return -math.inf
+        return min(0.0, self._if_even(temperature))
 
     def most(self, temperature: float) -> float:
         """An upper bound of the same."""
-        return max(0.0, self._if_even(temperature)) if self.n_word else -math.inf
+        if self.n_word:
+            return max(0.0, self._if_even(temperature))
+        return -math.inf
 
     def _if_even(self, temperature: float) -> float:
-        """The value if all words are equally likely; it is 0 if one word has all the probability."""
+        """The value if all words are equally likely; it is 0 if one word has
+        all the probability.
+        """
         return (1 - 1 / temperature) * math.log(max(1, self.n_word))
 
 
 class NextWord:
-    """The distribution of the next word, as far as it has been computed: the shortlist, then cluster by cluster.
+    """The distribution of the next word, as far as it has been computed: the shortlist, then
+    cluster by cluster.
 
     Args:
         words: of the model.
@@ -57,12 +68,13 @@ class NextWord:
         *,
         head: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self._words, self._hidden_D = words, hidden_D
+        self._words = words
+        self._hidden_D = hidden_D
         self._firsts = [0, *accumulate(words.sizes)]
-        self._banned = [
-            sorted({word - first for word in banned if first <= word < first + size})
-            for first, size in zip(self._firsts, words.sizes, strict=False)
-        ]
+        self._banned = []
+        for first, size in zip(self._firsts, words.sizes, strict=False):
+            within = {word - first for word in banned if first <= word < first + size}
+            self._banned.append(sorted(within))
         shortlist, cluster_C = words.head(hidden_D) if head is None else head
         self._computed = {0: self._allowed(shortlist, 0)}
         self.closed: dict[int, Closed] = {}
@@ -77,7 +89,8 @@ class NextWord:
         return torch.cat([self._computed[c] for c in sorted(self._computed)])
 
     def draw(self, rule: Rule, pick: Callable[[Tensor], int]) -> int:
-        """The id of a word sampled from `rule.probabilities` of all words. The rule must be `serves_lazily`.
+        """The id of a word sampled from `rule.probabilities` of all words. The rule must be
+        `serves_lazily`.
 
         Args:
             pick: samples an index with probability proportional to the given weights.
@@ -89,34 +102,52 @@ class NextWord:
             place = pick(self._proposal(rule, may_U))
             if place < len(may_U) and must_U[place]:
                 return self._word(place)
-            word = self._word(place) if place < len(may_U) else self._sample_inside(place - len(may_U), rule, pick)
+            if place < len(may_U):
+                word = self._word(place)
+            else:
+                word = self._sample_inside(place - len(may_U), rule, pick)
             if word is not None and self._is_kept(word, rule):
                 return word
         return self._word(pick(rule.probabilities(self.logprob_U)))
 
     def _most_likely(self) -> int:
-        while self.closed and self.closed[c := self._most_likely_closed()].logprob >= float(self.logprob_U.max()):
+        while self.closed and self.closed[c := self._most_likely_closed()].logprob >= float(
+            self.logprob_U.max()
+        ):
             self._open(c)
         return self._word(int(self.logprob_U.argmax()))
 
     def _proposal(self, rule: Rule, may_U: Tensor) -> Tensor:
-        """Weights of the computed words that may be kept, and upper bounds for the closed clusters."""
-        logprob_U, closed = self.logprob_U, self.closed.values()
-        # no word is more likely than its cluster: clusters below the last kept word have no kept words
-        floor = -math.inf if bool(may_U.all()) else float(logprob_U[may_U].min())
-        most = [-math.inf if c.logprob < floor else c.most(rule.temperature) for c in closed]
+        """Weights of the computed words that may be kept, and upper bounds for
+        the closed clusters.
+        """
+        logprob_U = self.logprob_U
+        closed = self.closed.values()
+        # no word is more likely than its cluster: clusters below the last kept word have no kept
+        # words
+        if bool(may_U.all()):
+            floor = -math.inf
+        else:
+            floor = float(logprob_U[may_U].min())
+        most = []
+        for c in closed:
+            most.append(-math.inf if c.logprob < floor else c.most(rule.temperature))
         logprob = torch.cat([logprob_U.masked_fill(~may_U, -torch.inf), self._logprob_C()])
         logprob = (logprob - logprob.max()) / rule.temperature  # at most 0: cannot overflow
         logprob[len(may_U) :] += logprob.new_tensor(most)
         return logprob.softmax(-1)
 
     def _sample_inside(self, place: int, rule: Rule, pick: Callable[[Tensor], int]) -> int | None:
-        """Compute a closed cluster and sample one of its words; None with the remaining weight of its proposal."""
+        """Compute a closed cluster and sample one of its words; None with the remaining weight of
+        its proposal.
+        """
         c, cluster = list(self.closed.items())[place]
         logprob_U = self._open(c) - cluster.logprob
         weight_U = (logprob_U / rule.temperature - cluster.most(rule.temperature)).exp()
         place = pick(torch.cat([weight_U, (1 - weight_U.sum(0, keepdim=True)).clamp(min=0)]))
-        return self._firsts[c] + place if place < len(weight_U) else None
+        if place < len(weight_U):
+            return self._firsts[c] + place
+        return None
 
     def _is_kept(self, word: int, rule: Rule) -> bool:
         """Whether top_p keeps a computed word; computes more clusters if the answer needs them."""
@@ -128,16 +159,26 @@ class NextWord:
             self._open(self._most_likely_closed())
 
     def _kept(self, rule: Rule) -> tuple[Tensor, Tensor]:
-        """Which computed words top_p may keep, and which it keeps whatever is in the closed clusters."""
+        """Which computed words top_p may keep, and which it keeps whatever is in the closed
+        clusters.
+        """
         if rule.top_p == 1:
             all_U = torch.ones_like(self.logprob_U, dtype=torch.bool)
             return all_U, all_U
-        logprob_U, logprob_C = self.logprob_U, self._logprob_C()
+        logprob_U = self.logprob_U
+        logprob_C = self._logprob_C()
         top = torch.cat([logprob_U, logprob_C]).max()
-        weight_U, cap_C = (((logprob - top) / rule.temperature).exp() for logprob in (logprob_U, logprob_C))
-        most_C = cap_C * cap_C.new_tensor([c.most(rule.temperature) for c in self.closed.values()]).exp()
-        least_C = cap_C * cap_C.new_tensor([c.least(rule.temperature) for c in self.closed.values()]).exp()
-        most, least = weight_U.sum() + most_C.sum(), weight_U.sum() + least_C.sum()
+        weight_U = ((logprob_U - top) / rule.temperature).exp()
+        cap_C = ((logprob_C - top) / rule.temperature).exp()
+        most_C = (
+            cap_C * cap_C.new_tensor([c.most(rule.temperature) for c in self.closed.values()]).exp()
+        )
+        least_C = (
+            cap_C
+            * cap_C.new_tensor([c.least(rule.temperature) for c in self.closed.values()]).exp()
+        )
+        most = weight_U.sum() + most_C.sum()
+        least = weight_U.sum() + least_C.sum()
         order_U = logprob_U.sort(descending=True, stable=True).indices
         sorted_U = weight_U[order_U]
         before_U = torch.empty_like(weight_U).index_copy_(0, order_U, sorted_U.cumsum(0) - sorted_U)
@@ -158,7 +199,9 @@ class NextWord:
 
     def _allowed(self, logprob_U: Tensor, c: int) -> Tensor:
         banned = torch.tensor(self._banned[c], dtype=torch.int64, device=logprob_U.device)
-        return logprob_U.index_fill(0, banned, -torch.inf) if len(banned) else logprob_U
+        if len(banned):
+            return logprob_U.index_fill(0, banned, -torch.inf)
+        return logprob_U
 
     def _word(self, place: int) -> int:
         """The id of one of the computed words."""
@@ -171,4 +214,8 @@ class NextWord:
     def _place(self, word: int) -> int:
         """The inverse of `_word`."""
         own = bisect_right(self._firsts, word) - 1
-        return sum(len(self._computed[c]) for c in self._computed if c < own) + word - self._firsts[own]
+        return (
+            sum(len(self._computed[c]) for c in self._computed if c < own)
+            + word
+            - self._firsts[own]
+        )

@@ -39,14 +39,17 @@ class NGrams:
         return self._followers.get(self._last, frozenset())
 
     def without_repeats(self, banned: Iterable[int], n_token: int) -> list[int]:
-        """Ids that must not follow: those banned anyhow and `repeating`, unless that is all of n_token ids."""
+        """Ids that must not follow: those banned anyhow and `repeating`, unless that is all of
+        n_token ids.
+        """
         together = {*self.repeating, *banned}
         return list(together if len(together) < n_token else banned)
 
 
 def ban(logprob_RV: Tensor, banned: Sequence[int], ngrams: Iterable[NGrams]) -> None:
-    """Set the log-probabilities of what must not follow in each row to -inf: of those banned in all, and, of its text,
-    `NGrams.without_repeats`."""
+    """Set the log-probabilities of what must not follow in each row to -inf: of those banned in
+    all, and, of its text, `NGrams.without_repeats`.
+    """
     logprob_RV[:, list(banned)] = -torch.inf
     for logprob_V, of_row in zip(logprob_RV, ngrams, strict=True):
         if of_row.repeating:

@@ -10,33 +10,45 @@ from txl.config import TINY, Checked, option, require
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(Checked):
-    """How the next token is sampled. The settings apply in the order: penalty, temperature, top_k, top_p, min_p,
-    typical_p."""
+    """How the next token is sampled. The settings apply in the order: penalty, temperature, top_k,
+    top_p, min_p, typical_p.
+    """
 
     temperature: float = option(
-        1.0, "divisor of the log-probabilities; 0: greedy, the most likely token", section="sampling", minimum=0
+        1.0,
+        "divisor of the log-probabilities; 0: greedy, the most likely token",
+        section="sampling",
+        minimum=0,
     )
-    top_k: int = option(0, "sample from the k most likely tokens only, ties with the k-th included (0: off)", minimum=0)
+    top_k: int = option(
+        0,
+        "sample from the k most likely tokens only, ties with the k-th included (0: off)",
+        minimum=0,
+    )
     top_p: float = option(
         1.0,
-        "sample from the most likely tokens with this total probability (nucleus, Holtzman et al. 2020)",
+        "sample from the most likely tokens with this total probability (nucleus, Holtzman et al."
+        " 2020)",
         minimum=TINY,
         maximum=1,
     )
     min_p: float = option(
-        0.0, "sample from tokens at least this many times as likely as the most likely one", minimum=0, maximum=1
+        0.0,
+        "sample from tokens at least this many times as likely as the most likely one",
+        minimum=0,
+        maximum=1,
     )
     typical_p: float = option(
         1.0,
-        "sample from the tokens whose surprise is nearest to the expected one, with this total probability (Meister et "
-        "al. 2022)",
+        "sample from the tokens whose surprise is nearest to the expected one, with this total"
+        " probability (Meister et al. 2022)",
         minimum=TINY,
         maximum=1,
     )
     repetition_penalty: float = option(
         1.0,
-        "multiplies the log-probabilities of tokens that occur in the prompt or the text so far (Keskar et al. 2019); "
-        "above 1: less repetition",
+        "multiplies the log-probabilities of tokens that occur in the prompt or the text so far"
+        " (Keskar et al. 2019); above 1: less repetition",
         minimum=TINY,
     )
 
@@ -64,14 +76,21 @@ class Rule(Checked):
             logprob = torch.where(seen, logprob * self.repetition_penalty, logprob)
         if self.temperature == 0:
             return torch.zeros_like(logprob).scatter(-1, logprob.argmax(-1, keepdim=True), 1.0)
-        logprob = (logprob - logprob.amax(-1, keepdim=True)) / self.temperature  # at most 0: cannot overflow
+        # at most 0: cannot overflow
+        logprob = (logprob - logprob.amax(-1, keepdim=True)) / self.temperature
         if 0 < self.top_k < logprob.shape[-1]:
-            logprob = logprob.masked_fill(logprob < logprob.topk(self.top_k).values[..., -1:], -torch.inf)
+            logprob = logprob.masked_fill(
+                logprob < logprob.topk(self.top_k).values[..., -1:], -torch.inf
+            )
         prob = logprob.softmax(-1)
         if self.top_p < 1:
-            prob = _first_with(self.top_p, prob, logprob.sort(dim=-1, descending=True, stable=True).indices)
+            prob = _first_with(
+                self.top_p, prob, logprob.sort(dim=-1, descending=True, stable=True).indices
+            )
         if self.min_p > 0:
-            prob = _normalised(prob.masked_fill(prob < self.min_p * prob.amax(-1, keepdim=True), 0.0))
+            prob = _normalised(
+                prob.masked_fill(prob < self.min_p * prob.amax(-1, keepdim=True), 0.0)
+            )
         if self.typical_p < 1:
             entropy = torch.special.entr(prob).sum(-1, keepdim=True)
             order = (-prob.log() - entropy).abs().sort(dim=-1, stable=True).indices
@@ -80,7 +99,9 @@ class Rule(Checked):
 
 
 def _first_with(total: float, prob: Tensor, order: Tensor) -> Tensor:
-    """The probabilities of the first tokens in `order` that together reach `total`; 0 for the others."""
+    """The probabilities of the first tokens in `order` that together reach `total`; 0 for the
+    others.
+    """
     ordered = prob.gather(-1, order)
     is_late = ordered.cumsum(-1) - ordered >= total  # those before it have it already
     return _normalised(prob.masked_fill(is_late.gather(-1, order.argsort(-1)), 0.0))

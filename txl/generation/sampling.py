@@ -20,16 +20,18 @@ from txl.model.transformer import TransformerXL
 class Rows:
     """Rows of text that a model continues side by side, each as it would be alone.
 
-    A row reads its prompt and continues it token by token. All rows read the same number of tokens at a time, from an
-    empty memory on, so a row with a shorter prompt continues it while others still read theirs. The memory stays:
-    tokens that are added later are read after all others. Where segments end is counted in tokens of the text, so it
-    is the same side by side and alone; see `Reader`.
+    A row reads its prompt and continues it token by token. All rows read the same number of tokens
+    at a time, from an empty memory on, so a row with a shorter prompt continues it while others
+    still read theirs. The memory stays: tokens that are added later are read after all others.
+    Where segments end is counted in tokens of the text, so it is the same side by side and alone;
+    see `Reader`.
 
     Args:
         banned: ids that are never sampled.
-        no_repeat_ngram_size: so many tokens in a row occur only once in a text, its prompt included; see `NGrams`.
-        seeds: one for each row, so that its result does not depend on the others; None: drawn from PyTorch's global
-            generator.
+        no_repeat_ngram_size: so many tokens in a row occur only once in a text, its prompt
+            included; see `NGrams`.
+        seeds: one for each row, so that its result does not depend on the others; None: drawn from
+            PyTorch's global generator.
     """
 
     def __init__(
@@ -44,13 +46,21 @@ class Rows:
     ) -> None:
         self._model, self._rule, self._banned = model, rule, list(banned)
         self._words = WordProbabilities.of(model)
-        self._generators = [seed if seed is None else torch.Generator(model.device).manual_seed(seed) for seed in seeds]
+        self._generators = []
+        for seed in seeds:
+            if seed is None:
+                self._generators.append(None)
+            else:
+                self._generators.append(torch.Generator(model.device).manual_seed(seed))
         self._unread: list[list[int]] = [[] for _ in seeds]
         self._ngrams = [NGrams(no_repeat_ngram_size) for _ in seeds]
-        self._reader, self._at_once = Reader(model, context, len(seeds)), context.tgt_len
+        self._reader = Reader(model, context, len(seeds))
+        self._at_once = context.tgt_len
         self._seen_BV: Tensor | None = None
         if rule.repetition_penalty != 1:
-            self._seen_BV = torch.zeros(len(seeds), model.config.n_token, dtype=torch.bool, device=model.device)
+            self._seen_BV = torch.zeros(
+                len(seeds), model.config.n_token, dtype=torch.bool, device=model.device
+            )
         self.is_finished = [False] * len(seeds)
         """Rows that are not continued any more."""
 
@@ -63,17 +73,23 @@ class Rows:
 
     @torch.inference_mode()
     def step(self) -> list[int | None]:
-        """Read a segment, and sample a token for each row that has been read to its end; None for the others.
+        """Read a segment, and sample a token for each row that has been read to its end; None for
+        the others.
 
         Raises:
             ValueError: if a row has no token to read, or an id outside the vocabulary.
             UsageError: see `require_in_range`.
         """
-        going = [row for row, is_finished in enumerate(self.is_finished) if not is_finished]
+        going = []
+        for row, is_finished in enumerate(self.is_finished):
+            if not is_finished:
+                going.append(row)
         n_new = min(self._at_once, *(len(self._unread[row]) for row in going))
         if not n_new:
             raise ValueError("the prompt is empty: the model needs at least one token to continue")
-        segments = [[0] * n_new if done else self._unread[row][:n_new] for row, done in enumerate(self.is_finished)]
+        segments = []
+        for row, done in enumerate(self.is_finished):
+            segments.append([0] * n_new if done else self._unread[row][:n_new])
         for row in going:
             del self._unread[row][:n_new]
         hidden_BTD = self._reader.read(torch.tensor(segments))
@@ -88,17 +104,24 @@ class Rows:
         """The next token of each of these rows."""
         if not rows:
             return
-        hidden_RD = hidden_BD if len(rows) == len(hidden_BD) else hidden_BD[rows]
+        if len(rows) == len(hidden_BD):
+            hidden_RD = hidden_BD
+        else:
+            hidden_RD = hidden_BD[rows]
         require_in_range(hidden_RD, self._model.device)
         if self._rule.serves_lazily:
-            for row, hidden_D, head, cluster in zip(rows, hidden_RD, *self._words.head(hidden_RD), strict=True):
+            for row, hidden_D, head, cluster in zip(
+                rows, hidden_RD, *self._words.head(hidden_RD), strict=True
+            ):
                 banned = self._ngrams[row].without_repeats(self._banned, self._model.config.n_token)
                 word = NextWord(self._words, hidden_D, banned, head=(head, cluster))
                 yield word.draw(self._rule, self._pick(row))
         else:
             logprob_RV = self._words.all(hidden_RD)
             ban(logprob_RV, self._banned, [self._ngrams[row] for row in rows])
-            prob_RV = self._rule.probabilities(logprob_RV, None if self._seen_BV is None else self._seen_BV[rows])
+            prob_RV = self._rule.probabilities(
+                logprob_RV, None if self._seen_BV is None else self._seen_BV[rows]
+            )
             for row, prob_V in zip(rows, prob_RV, strict=True):
                 yield self._pick(row)(prob_V)
 
@@ -108,13 +131,16 @@ class Rows:
 
 
 def drawn(weight_U: Tensor, generator: torch.Generator | None) -> int:
-    """An index, with probability proportional to the weights: the first whose sum with those before it exceeds a random
-    share of all. On a CPU `torch.multinomial` draws a number for each word, 0.5 ms for 20,000."""
+    """An index, with probability proportional to the weights: the first whose sum with those before
+    it exceeds a random share of all. On a CPU `torch.multinomial` draws a number for each word, 0.5
+    ms for 20,000.
+    """
     if weight_U.device.type != "cpu":
         return int(torch.multinomial(weight_U, 1, generator=generator))
     sum_U = weight_U.cumsum(0, dtype=torch.float64)
     share = torch.rand((), dtype=torch.float64, generator=generator) * sum_U[-1]
-    return min(int(torch.searchsorted(sum_U, share, right=True)), len(sum_U) - 1)  # for a share that is rounded up
+    # for a share that is rounded up
+    return min(int(torch.searchsorted(sum_U, share, right=True)), len(sum_U) - 1)
 
 
 def generate(
@@ -148,10 +174,14 @@ def generate(
         seeds=[seed],
     )
     rows.add(0, prompt)
-    yield from islice((token for token in iter(lambda: rows.step()[0], ...) if token is not None), length)
+    yield from islice(
+        (token for token in iter(lambda: rows.step()[0], ...) if token is not None), length
+    )
 
 
 def side_by_side(lengths: Sequence[int], *, batch_size: int) -> list[list[int]]:
-    """Which prompts of these lengths are continued side by side, as lists of indices: those of similar length."""
+    """Which prompts of these lengths are continued side by side, as lists of indices: those of
+    similar length.
+    """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return [order[begin : begin + batch_size] for begin in range(0, len(order), batch_size)]

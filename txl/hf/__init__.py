@@ -1,5 +1,6 @@
-"""TransfoXL in transformers 5, which removed it: after `import txl.hf`, AutoModelForCausalLM, AutoTokenizer and others
-load folders of model_type transfo-xl. An extra: pip install -e ".[hf]" in a clone of the project.
+"""TransfoXL in transformers 5, which removed it: after `import txl.hf`, AutoModelForCausalLM,
+AutoTokenizer and others load folders of model_type transfo-xl. An extra: pip install -e ".[hf]" in
+a clone of the project.
 """
 
 try:
@@ -8,8 +9,11 @@ except ImportError:
     raise ImportError(
         'txl.hf needs transformers 5.4 or newer: pip install -e ".[hf]" in a clone of the project'
     ) from None
-if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):  # older 5 unties weights that a .bin holds twice
-    raise ImportError(f"txl.hf needs transformers 5.4 or newer, this is {transformers.__version__}; upgrade it")
+# older 5 unties weights that a .bin holds twice
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):
+    raise ImportError(
+        f"txl.hf needs transformers 5.4 or newer, this is {transformers.__version__}; upgrade it"
+    )
 
 from txl.hf.config import TransfoXLConfig
 from txl.hf.heads import TransfoXLForSequenceClassification, TransfoXLLMHeadModel
@@ -28,6 +32,8 @@ __all__ = [
 transformers.AutoConfig.register("transfo-xl", TransfoXLConfig)
 transformers.AutoModel.register(TransfoXLConfig, TransfoXLModel)
 transformers.AutoModelForCausalLM.register(TransfoXLConfig, TransfoXLLMHeadModel)
-transformers.AutoModelForSequenceClassification.register(TransfoXLConfig, TransfoXLForSequenceClassification)
+transformers.AutoModelForSequenceClassification.register(
+    TransfoXLConfig, TransfoXLForSequenceClassification
+)
 transformers.AutoTokenizer.register(TransfoXLConfig, TransfoXLTokenizer)
 register_pipeline()

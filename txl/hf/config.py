@@ -19,8 +19,8 @@ class TransfoXLConfig(PreTrainedConfig):
         mem_len: tokens of memory.
         clamp_len: larger distances share the position encoding of this one; -1 or 0: off.
         same_length: every token attends to mem_len keys, itself included.
-        proj_share_all_but_first: embedding and softmax share the projections of all tail clusters; `tie_projs` says it
-            for each cluster.
+        proj_share_all_but_first: embedding and softmax share the projections of all tail clusters;
+            `tie_projs` says it for each cluster.
         untie_r: each layer has its own position biases.
         layer_norm_epsilon: is added to the variance in LayerNorm.
         init, init_range, init_std, proj_init_std: how fresh weights are drawn.
@@ -28,8 +28,8 @@ class TransfoXLConfig(PreTrainedConfig):
     """
 
     model_type = "transfo-xl"
-    keys_to_ignore_at_inference = ["mems"]  # noqa: RUF012 (a list in the base class too)
-    attribute_map = {  # noqa: RUF012 (a dict in the base class too)
+    keys_to_ignore_at_inference = ["mems"]  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
         "n_token": "vocab_size",
         "hidden_size": "d_model",
         "num_attention_heads": "n_head",
@@ -70,16 +70,24 @@ class TransfoXLConfig(PreTrainedConfig):
         trainer_compatible: bool = False,
         **others: Any,
     ) -> None:
-        own = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
+        own = {}
+        for name, value in locals().items():
+            if name not in ("self", "others", "__class__"):
+                own[name] = value
         own["cutoffs"] = list(cutoffs)
-        own["tie_projs"] = [False] + [proj_share_all_but_first] * len(cutoffs) if tie_projs is None else list(tie_projs)
+        own["tie_projs"] = (
+            [False] + [proj_share_all_but_first] * len(cutoffs)
+            if tie_projs is None
+            else list(tie_projs)
+        )
         del own["proj_share_all_but_first"]
         for name, value in own.items():
             setattr(self, name, value)
         super().__init__(**others)
         for name, value in own.items():  # the base class sets its own defaults for some
             setattr(self, name, value)
-        self.bos_token_id = others.get("bos_token_id")  # there is none, and code that is not of this model asks
+        # there is none, and code that is not of this model asks
+        self.bos_token_id = others.get("bos_token_id")
         for name in self.attribute_map:  # the other names of the same fields
             if name in others:
                 setattr(self, name, others[name])

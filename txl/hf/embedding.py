@@ -15,22 +15,31 @@ from txl.ops.sinusoid import sinusoid
 class AdaptiveEmbedding(nn.Module):
     """Token ids to hidden states, scaled by sqrt(d_model); see `txl.model.adaptive`.
 
-    Every table reads all tokens, and the states of those that lie in its cluster are taken: sizes do not depend on the
-    ids, so the module can be exported.
+    Every table reads all tokens, and the states of those that lie in its cluster are taken: sizes
+    do not depend on the ids, so the module can be exported.
     """
 
     def __init__(self, shape: ModelConfig) -> None:
         super().__init__()
         self.scale = shape.d_model**0.5
-        self.sizes = [shape.n_token] if shape.div_val == 1 else list(shape.cluster_sizes)
-        widths = [shape.d_embed] if shape.div_val == 1 else list(shape.cluster_widths)
+        if shape.div_val == 1:
+            self.sizes = [shape.n_token]
+            widths = [shape.d_embed]
+        else:
+            self.sizes = list(shape.cluster_sizes)
+            widths = list(shape.cluster_widths)
         self.emb_layers = nn.ModuleList(map(nn.Embedding, self.sizes, widths))
         self.emb_projs = nn.ParameterList()
         if shape.div_val > 1 or shape.d_embed != shape.d_model:
-            self.emb_projs.extend(nn.Parameter(torch.empty(shape.d_model, width)) for width in widths)
+            self.emb_projs.extend(
+                nn.Parameter(torch.empty(shape.d_model, width)) for width in widths
+            )
 
     def forward(self, token_BT: Tensor) -> Tensor:
-        """Hidden states (B, T, D). Raises `ValueError` if an id is outside the vocabulary (on a CPU)."""
+        """Hidden states (B, T, D).
+
+        Raises `ValueError` if an id is outside the vocabulary (on a CPU).
+        """
         check_ids(token_BT, sum(self.sizes))
         h_BTD = self._embedded(0, token_BT)
         first = self.sizes[0]
@@ -57,12 +66,15 @@ class AdaptiveEmbedding(nn.Module):
         if i < len(self.sizes) - 1:
             place_BT = place_BT.clamp(max=self.sizes[i] - 1)
         h_BTE = self.emb_layers[i](place_BT)
-        return F.linear(h_BTE, self.emb_projs[i]) if len(self.emb_projs) else h_BTE
+        if len(self.emb_projs):
+            return F.linear(h_BTE, self.emb_projs[i])
+        return h_BTE
 
 
 class DistanceEncoding(nn.Module):
-    """Sinusoids of distances. The buffer is saved because transformers 4 has it, and never read: computed anew, the
-    frequencies are right in every dtype."""
+    """Sinusoids of distances. The buffer is saved because transformers 4 has it, and never read:
+    computed anew, the frequencies are right in every dtype.
+    """
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""`TransfoXLLMHeadModel` and `TransfoXLForSequenceClassification` of transformers 4, computed by our model."""
+"""`TransfoXLLMHeadModel` and `TransfoXLForSequenceClassification` of transformers 4, computed by
+our model.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -25,8 +27,9 @@ IGNORED = -100
 @dataclass
 class TransfoXLLMHeadModelOutput(ModelOutput):
     """Attributes:
-    losses: nats of the second token on, (B, T - 1), in the order of the text; 0 where the label is -100.
-    prediction_scores: log-probabilities of the next word, (B, T, V); empty where labels are given.
+    losses: nats of the second token on, (B, T - 1), in the order of the text; 0 where the label is
+    -100. prediction_scores: log-probabilities of the next word, (B, T, V); empty where labels are
+    given.
     mems, hidden_states, attentions: see `TransfoXLModelOutput`.
     loss: mean over the scored tokens.
     """
@@ -60,7 +63,9 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         return {name: f"transformer.{first}" for name, first in tied_names(shape).items()}
 
     def get_output_embeddings(self) -> nn.Module:
-        """The linear layer of the last cluster's words, as in transformers 4; of all words if there is one layer."""
+        """The linear layer of the last cluster's words, as in transformers 4; of all words if there
+        is one layer.
+        """
         return self.crit.out_layers[-1]
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
@@ -92,9 +97,10 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         """Read a segment; arguments as `TransfoXLModel.forward`.
 
         Args:
-            labels: (B, T), the ids of the segment itself, which are shifted here; -100, and what follows padding: not
-                scored.
-            logits_to_keep: how many of the last tokens get scores, or which ones; 0: all. With labels there are none.
+            labels: (B, T), the ids of the segment itself, which are shifted here; -100, and what
+                follows padding: not scored.
+            logits_to_keep: how many of the last tokens get scores, or which ones; 0: all. With
+                labels there are none.
         """
         out = self.transformer(
             input_ids,
@@ -110,20 +116,27 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         hidden_BTD = out.last_hidden_state
         scores, losses, loss = (), None, None
         if labels is None:
-            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            keep = (
+                slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            )
             scores = self.crit(hidden_BTD[:, keep])
         else:
             target_BT = labels[:, 1:]
             is_scored_BT = target_BT != IGNORED
-            if attention_mask is not None:  # the first token after padding has none before it, as in a row alone
+            # the first token after padding has none before it, as in a row alone
+            if attention_mask is not None:
                 is_scored_BT &= attention_mask[:, -labels.shape[1] : -1] != 0
             known_BT = target_BT.where(is_scored_BT, 0)
             losses = self.crit(hidden_BTD[:, :-1], known_BT).where(is_scored_BT, 0.0)
             loss = losses.sum() / is_scored_BT.sum().clamp(min=1)
-        output = TransfoXLLMHeadModelOutput(losses, scores, out.mems, out.hidden_states, out.attentions, loss)
+        output = TransfoXLLMHeadModelOutput(
+            losses, scores, out.mems, out.hidden_states, out.attentions, loss
+        )
         if self._asked(return_dict, "return_dict"):
             return output
-        rest = tuple(v for v in (output.mems, output.hidden_states, output.attentions) if v is not None)
+        rest = tuple(
+            v for v in (output.mems, output.hidden_states, output.attentions) if v is not None
+        )
         if losses is None:
             return (scores, *rest)
         if self.config.trainer_compatible:
@@ -131,7 +144,8 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         return (losses, scores, *rest, loss)
 
     def _get_stopping_criteria(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
-        stop_strings, tokenizer = generation_config.stop_strings, kwargs.get("tokenizer")
+        stop_strings = generation_config.stop_strings
+        tokenizer = kwargs.get("tokenizer")
         if stop_strings is None or tokenizer is None:
             return super()._get_stopping_criteria(generation_config, *args, **kwargs)
         without_strings = copy.copy(generation_config)
@@ -158,7 +172,9 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         **_: Any,
     ) -> dict[str, Any]:
         """The whole prompt at first, with the memory that was given; then the last token only."""
-        segment: dict[str, Tensor] = {"input_ids": input_ids[:, -1:] if is_remembered else input_ids}
+        segment: dict[str, Tensor] = {
+            "input_ids": input_ids[:, -1:] if is_remembered else input_ids
+        }
         if inputs_embeds is not None and not is_remembered:
             new_embeds = self.get_input_embeddings()(input_ids[:, input_ids.shape[1] - n_written :])
             segment = {"inputs_embeds": torch.cat([inputs_embeds, new_embeds], dim=1)}
@@ -171,7 +187,9 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
             "logits_to_keep": logits_to_keep,
         }
 
-    def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: dict[str, Any], **_: Any) -> Any:
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], **_: Any
+    ) -> Any:
         if (mask_BT := model_kwargs.get("attention_mask")) is not None:
             model_kwargs["attention_mask"] = F.pad(mask_BT, (0, 1), value=1)
         model_kwargs["n_written"] = model_kwargs.get("n_written", 0) + 1
@@ -200,7 +218,9 @@ class TransfoXLSequenceClassifierOutputWithPast(ModelOutput):
 
 
 class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
-    """A linear layer over the last token of each text; the last before the padding if `pad_token_id` is set."""
+    """A linear layer over the last token of each text; the last before the padding if
+    `pad_token_id` is set.
+    """
 
     def __init__(self, config: TransfoXLConfig) -> None:
         super().__init__(config)
@@ -225,10 +245,11 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
         """Classify texts; arguments as `TransfoXLModel.forward`.
 
         Args:
-            labels: (B,), classes; numbers where num_labels is 1 (squared error); (B, num_labels) of 0 and 1 where
-                `problem_type` is multi_label_classification.
+            labels: (B,), classes; numbers where num_labels is 1 (squared error); (B, num_labels) of
+                0 and 1 where `problem_type` is multi_label_classification.
         Raises:
-            ValueError: if several texts have neither `attention_mask` nor `pad_token_id`, which says where each ends.
+            ValueError: if several texts have neither `attention_mask` nor `pad_token_id`, which
+                says where each ends.
         """
         out = self.transformer(
             input_ids,
@@ -241,25 +262,41 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
             use_cache,
             position_ids,
         )
-        hidden_BTD, pad = out.last_hidden_state, self.config.pad_token_id
+        hidden_BTD = out.last_hidden_state
+        pad = self.config.pad_token_id
         if attention_mask is None and pad is not None and input_ids is not None:
             attention_mask = input_ids != pad
         if attention_mask is None and pad is None and hidden_BTD.shape[0] > 1:
             raise ValueError("several texts at once need attention_mask or config.pad_token_id")
-        last_B = torch.full((hidden_BTD.shape[0],), hidden_BTD.shape[1] - 1, device=hidden_BTD.device)
+        last_B = torch.full(
+            (hidden_BTD.shape[0],), hidden_BTD.shape[1] - 1, device=hidden_BTD.device
+        )
         if attention_mask is not None:
             is_token_BT = attention_mask[:, -hidden_BTD.shape[1] :] != 0
             place_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
             last_B = place_T.where(is_token_BT, 0).amax(1)
-        logits = self.score(hidden_BTD[torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device), last_B])
-        loss = None if labels is None else self._loss(logits, labels)
-        output = TransfoXLSequenceClassifierOutputWithPast(loss, logits, out.mems, out.hidden_states, out.attentions)
-        return output if self._asked(return_dict, "return_dict") else output.to_tuple()
+        logits = self.score(
+            hidden_BTD[torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device), last_B]
+        )
+        if labels is None:
+            loss = None
+        else:
+            loss = self._loss(logits, labels)
+        output = TransfoXLSequenceClassifierOutputWithPast(
+            loss, logits, out.mems, out.hidden_states, out.attentions
+        )
+        if self._asked(return_dict, "return_dict"):
+            return output
+        return output.to_tuple()
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         kind = self.config.problem_type
         if kind == "regression" or (kind is None and self.num_labels == 1):
-            return F.mse_loss(logits.squeeze(-1) if self.num_labels == 1 else logits, labels.to(logits.dtype))
-        if kind == "single_label_classification" or (kind is None and not labels.is_floating_point()):
+            return F.mse_loss(
+                logits.squeeze(-1) if self.num_labels == 1 else logits, labels.to(logits.dtype)
+            )
+        if kind == "single_label_classification" or (
+            kind is None and not labels.is_floating_point()
+        ):
             return F.cross_entropy(logits, labels)
         return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))

@@ -2,7 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer  # pyright: ignore[reportMissingImports]
+from transformers.modeling_layers import (  # pyright: ignore[reportMissingImports]
+    GradientCheckpointingLayer,
+)
 
 from txl.hf.config import TransfoXLConfig
 from txl.hf.linear import is_plain, part_of_linear
@@ -14,16 +16,20 @@ from txl.ops.rel_attention import rel_attention
 
 
 class RelativeAttention(nn.Module):
-    """Attention over [memory, segment] with relative positions (Dai et al. 2019, sec. 3.3), residual connection and
-    LayerNorm. `r_w_bias` is the paper's u, `r_r_bias` its v.
+    """Attention over [memory, segment] with relative positions (Dai et al. 2019, sec. 3.3),
+    residual connection and LayerNorm. `r_w_bias` is the paper's u, `r_r_bias` its v.
 
     Args:
         biases: u and v, where all layers share them.
     """
 
-    def __init__(self, config: TransfoXLConfig, biases: tuple[nn.Parameter, nn.Parameter] | None) -> None:
+    def __init__(
+        self, config: TransfoXLConfig, biases: tuple[nn.Parameter, nn.Parameter] | None
+    ) -> None:
         super().__init__()
-        self.n_head, self.scale, self.pre_lnorm = config.n_head, config.d_head**-0.5, config.pre_lnorm
+        self.n_head = config.n_head
+        self.scale = config.d_head**-0.5
+        self.pre_lnorm = config.pre_lnorm
         self.inner = config.n_head * config.d_head
         self.qkv_net = nn.Linear(config.d_model, 3 * self.inner, bias=False)
         self.drop = Dropout(config.dropout)
@@ -34,7 +40,12 @@ class RelativeAttention(nn.Module):
         self.r_net = nn.Linear(config.d_model, self.inner, bias=False)
 
     def forward(
-        self, x_BTD: Tensor, mem_BMD: Tensor, feats_SD: Tensor, span: Span, output_attentions: bool = False
+        self,
+        x_BTD: Tensor,
+        mem_BMD: Tensor,
+        feats_SD: Tensor,
+        span: Span,
+        output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The states after attention (B, T, D) and, if asked for, the probabilities (B, N, T, S).
 
@@ -62,7 +73,8 @@ class RelativeAttention(nn.Module):
                 window=span.window,
                 first_BT=span.first_BT,
                 dropout=self.dropatt.p if self.training else 0.0,
-                clamp_len=-1 if self.training else span.clamp_len,  # with dropout, clamped distances differ
+                # with dropout, clamped distances differ
+                clamp_len=-1 if self.training else span.clamp_len,
             )
         out_BTD = x_BTD + self.drop(self.o_net(attended_BNTH.transpose(1, 2).flatten(2)))
         if not self.pre_lnorm:
@@ -70,18 +82,26 @@ class RelativeAttention(nn.Module):
         return out_BTD, prob_BNTS if output_attentions else None
 
     def _queries_keys_and_values(self, both_BSD: Tensor, n_new: int) -> list[Tensor]:
-        """(B, N, T, H), (B, N, S, H), (B, N, S, H). Queries of the memory are not needed, nor computed unless something
-        else has taken the layer's place or watches it."""
+        """(B, N, T, H), (B, N, S, H), (B, N, S, H). Queries of the memory are not needed, nor
+        computed unless something else has taken the layer's place or watches it.
+        """
         if is_plain(self.qkv_net, nn.Linear):
             q_BTE = part_of_linear(self.qkv_net, both_BSD[:, -n_new:], 0, self.inner)
-            k_BSE, v_BSE = part_of_linear(self.qkv_net, both_BSD, self.inner, 3 * self.inner).chunk(2, dim=-1)
+            k_BSE, v_BSE = part_of_linear(self.qkv_net, both_BSD, self.inner, 3 * self.inner).chunk(
+                2, dim=-1
+            )
         else:
             q_BSE, k_BSE, v_BSE = self.qkv_net(both_BSD).chunk(3, dim=-1)
             q_BTE = q_BSE[:, -n_new:]
-        return [x_BLE.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for x_BLE in (q_BTE, k_BSE, v_BSE)]
+        heads = []
+        for x_BLE in (q_BTE, k_BSE, v_BSE):
+            heads.append(x_BLE.unflatten(-1, (self.n_head, -1)).transpose(1, 2))
+        return heads
 
     def _probabilities(self, q_BNTH: Tensor, k_BNSH: Tensor, r_SNH: Tensor, span: Span) -> Tensor:
-        """By the definition of `txl.ops.rel_attention`, (B, N, T, S), in operators that take any size in a graph."""
+        """By the definition of `txl.ops.rel_attention`, (B, N, T, S), in operators that take any
+        size in a graph.
+        """
         content_BNTS = (q_BNTH + self.r_w_bias[:, None]) @ k_BNSH.mT
         by_distance_BNTS = (q_BNTH + self.r_r_bias[:, None]) @ r_SNH.permute(1, 2, 0)
         distance_TS = Span(span.n_mem, span.n_new).distances_TS(q_BNTH.device)
@@ -120,15 +140,24 @@ class FeedForward(nn.Module):
 
 
 class TransfoXLLayer(GradientCheckpointingLayer):
-    """Attention, then a feed-forward network; transformers recomputes it in the backward pass if asked to."""
+    """Attention, then a feed-forward network; transformers recomputes it in the backward pass if
+    asked to.
+    """
 
-    def __init__(self, config: TransfoXLConfig, biases: tuple[nn.Parameter, nn.Parameter] | None) -> None:
+    def __init__(
+        self, config: TransfoXLConfig, biases: tuple[nn.Parameter, nn.Parameter] | None
+    ) -> None:
         super().__init__()
         self.dec_attn = RelativeAttention(config, biases)
         self.pos_ff = FeedForward(config)
 
     def forward(
-        self, x_BTD: Tensor, mem_BMD: Tensor, feats_SD: Tensor, span: Span, output_attentions: bool = False
+        self,
+        x_BTD: Tensor,
+        mem_BMD: Tensor,
+        feats_SD: Tensor,
+        span: Span,
+        output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """See `RelativeAttention.forward`."""
         attended_BTD, prob_BNTS = self.dec_attn(x_BTD, mem_BMD, feats_SD, span, output_attentions)

@@ -1,6 +1,7 @@
 """`TransfoXLModel` of transformers 4, computed by our model.
 
-As there, a model without `mems` attends to `mem_len` zero vectors; `mems` are (mem_len, batch, d_model), one per layer.
+As there, a model without `mems` attends to `mem_len` zero vectors; `mems` are (mem_len, batch,
+d_model), one per layer.
 """
 
 from collections.abc import Sequence
@@ -80,7 +81,8 @@ class TransfoXLPreTrainedModel(PreTrainedModel):
         own = self._ties()
         base = getattr(self, self.base_model_prefix, None)
         if all_submodels and isinstance(base, TransfoXLPreTrainedModel):
-            own |= {f"transformer.{name}": f"transformer.{first}" for name, first in base._ties().items()}
+            for name, first in base._ties().items():
+                own[f"transformer.{name}"] = f"transformer.{first}"
         return own
 
     def get_input_embeddings(self) -> nn.Module:
@@ -88,29 +90,48 @@ class TransfoXLPreTrainedModel(PreTrainedModel):
         return self.base_model.word_emb
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Put another module, of ids (B, T) to hidden states (B, T, D), in place of the adaptive embedding."""
+        """Put another module, of ids (B, T) to hidden states (B, T, D), in place of the adaptive
+        embedding.
+        """
         self.base_model.word_emb = value
 
     def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
     ) -> nn.Module:
-        """Add words at the end of the vocabulary, or take the last ones away, in the last cluster; its embedding.
+        """Add words at the end of the vocabulary, or take the last ones away, in the last cluster;
+        its embedding.
 
         Args:
             new_num_tokens: of the whole vocabulary; None: as before.
             pad_to_multiple_of: the vocabulary's size becomes the next multiple.
-            mean_resizing: new words have the mean of the cluster's vectors; False: drawn as in a fresh model.
+            mean_resizing: new words have the mean of the cluster's vectors; False: drawn as in a
+                fresh model.
         Raises:
             ValueError: if the last cluster has no words left.
         """
-        n_token = self.config.vocab_size if new_num_tokens is None else new_num_tokens
+        if new_num_tokens is None:
+            n_token = self.config.vocab_size
+        else:
+            n_token = new_num_tokens
         if pad_to_multiple_of is not None:
             n_token = -(-n_token // pad_to_multiple_of) * pad_to_multiple_of
         if n_token != self.config.vocab_size:
-            first = self.config.cutoffs[-1] if self.config.cutoffs else 0
+            if self.config.cutoffs:
+                first = self.config.cutoffs[-1]
+            else:
+                first = 0
             if n_token <= first:
-                raise ValueError(f"resize_token_embeddings: {n_token} words, but the last cluster begins at {first}")
-            std = None if mean_resizing else self.config.init_std
+                raise ValueError(
+                    f"resize_token_embeddings: {n_token} words, but the last cluster begins at"
+                    f" {first}"
+                )
+            if mean_resizing:
+                std = None
+            else:
+                std = self.config.init_std
             for part in self.modules():
                 if isinstance(part, AdaptiveEmbedding | AdaptiveSoftmax):
                     part.resize(n_token, std)
@@ -144,10 +165,14 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         self.mem_len = mem_len
 
     def init_mems(self, bsz: int) -> list[Tensor] | None:
-        """The memory before the first segment: zeros, which are attended to. None with `mem_len` 0."""
+        """The memory before the first segment: zeros, which are attended to.
+
+        None with `mem_len` 0.
+        """
         if not self.mem_len:
             return None
-        size, kind = (self.mem_len, bsz, self.config.d_model), {"dtype": self.dtype, "device": self.device}
+        size = (self.mem_len, bsz, self.config.d_model)
+        kind = {"dtype": self.dtype, "device": self.device}
         return [torch.zeros(size, **kind) for _ in range(self.config.n_layer)]
 
     def forward(
@@ -167,40 +192,61 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         Args:
             input_ids: (B, T), or `inputs_embeds` (B, T, D), scaled as the model's own.
             mems: of the segment before.
-            attention_mask: (B, T), or longer, of which the last T columns count: 0 for padding. A row with padding
-                before its tokens is read as it would be alone: padding takes the place of the zeros of an empty memory.
+            attention_mask: (B, T), or longer, of which the last T columns count: 0 for padding. A
+                row with padding before its tokens is read as it would be alone: padding takes the
+                place of the zeros of an empty memory.
             use_cache: False: return no `mems`.
-            position_ids: (B, T) or (1, T), that count up by one from each token to the next. Where they begin makes no
-                difference.
+            position_ids: (B, T) or (1, T), that count up by one from each token to the next. Where
+                they begin makes no difference.
         Raises:
-            ValueError: if neither or both of the inputs are given, or padding stands between `mems` and the tokens, or
-                `mems` are not one of each layer, or `position_ids` do not count up.
+            ValueError: if neither or both of the inputs are given, or padding stands between `mems`
+                and the tokens, or `mems` are not one of each layer, or `position_ids` do not count
+                up.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
-        segment = input_ids if input_ids is not None else inputs_embeds
+        if input_ids is not None:
+            segment = input_ids
+        else:
+            segment = inputs_embeds
         assert segment is not None
         padding = Padding.of(attention_mask, n_new=segment.shape[1], has_mems=mems is not None)
         if mems is not None and len(mems) != self.config.n_layer:
             raise ValueError(f"{len(mems)} mems: must be {self.config.n_layer}, one of each layer")
         require_ascending(position_ids, attention_mask)
-        h_BTD = self.word_emb(input_ids) if inputs_embeds is None else inputs_embeds
+        if inputs_embeds is None:
+            h_BTD = self.word_emb(input_ids)
+        else:
+            h_BTD = inputs_embeds
         mems = self.init_mems(h_BTD.shape[0]) if mems is None else mems
         output_attentions = self._asked(output_attentions, "output_attentions")
-        h_BTD, memory, hids, attentions = self._through_layers(h_BTD, mems, padding, output_attentions)
+        h_BTD, memory, hids, attentions = self._through_layers(
+            h_BTD, mems, padding, output_attentions
+        )
         output = TransfoXLModelOutput(
             last_hidden_state=h_BTD,
             mems=None if mems is None or use_cache is False else memory,
-            hidden_states=(*hids, h_BTD) if self._asked(output_hidden_states, "output_hidden_states") else None,
+            hidden_states=(
+                (*hids, h_BTD)
+                if self._asked(output_hidden_states, "output_hidden_states")
+                else None
+            ),
             attentions=tuple(attentions) if output_attentions else None,
         )
         return output if self._asked(return_dict, "return_dict") else output.to_tuple()
 
     def _through_layers(
-        self, h_BTD: Tensor, mems: Sequence[Tensor] | None, padding: Padding | None, output_attentions: bool
+        self,
+        h_BTD: Tensor,
+        mems: Sequence[Tensor] | None,
+        padding: Padding | None,
+        output_attentions: bool,
     ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """What the last layer returns, the memory after the segment, each layer's input and attention probabilities."""
-        n_new, n_mem = h_BTD.shape[1], 0 if mems is None else mems[0].shape[0]
+        """What the last layer returns, the memory after the segment, each layer's input and
+        attention probabilities.
+        """
+        n_new = h_BTD.shape[1]
+        n_mem = 0 if mems is None else mems[0].shape[0]
         span = Span(
             n_mem,
             n_new,
@@ -210,10 +256,16 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         )
         h_BTD = self.drop(h_BTD)
         feats_SD = self.drop(self.pos_emb(span.distances_S(h_BTD.device), h_BTD.dtype))
-        memory, hids, attentions = [], [], []
+        memory = []
+        hids = []
+        attentions = []
         for i, layer in enumerate(self.layers):
-            h_BTD = h_BTD if padding is None else padding.zeroed(h_BTD)
-            mem_BMD = h_BTD[:, :0] if mems is None else mems[i].transpose(0, 1).to(h_BTD.dtype)
+            if padding is not None:
+                h_BTD = padding.zeroed(h_BTD)
+            if mems is None:
+                mem_BMD = h_BTD[:, :0]
+            else:
+                mem_BMD = mems[i].transpose(0, 1).to(h_BTD.dtype)
             hids.append(h_BTD)
             memory.append(self._remembered(mem_BMD, h_BTD))
             h_BTD, prob_BNTS = layer(h_BTD, mem_BMD, feats_SD, span, output_attentions)
@@ -223,5 +275,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
     def _remembered(self, mem_BMD: Tensor, h_BTD: Tensor) -> Tensor:
         """The last `mem_len` of [memory, segment], (mem_len, B, D)."""
         both_BSD = torch.cat([mem_BMD, h_BTD], dim=1).detach()
-        kept_BMD = both_BSD[:, -self.mem_len :] if self.mem_len else both_BSD[:, :0]
+        if self.mem_len:
+            kept_BMD = both_BSD[:, -self.mem_len :]
+        else:
+            kept_BMD = both_BSD[:, :0]
         return kept_BMD.transpose(0, 1)

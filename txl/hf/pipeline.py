@@ -1,4 +1,6 @@
-"""Pipelines of transformers that take more than the model: text generation, and features of several texts at once."""
+"""Pipelines of transformers that take more than the model: text generation, and features of several
+texts at once.
+"""
 
 from typing import Any
 
@@ -17,11 +19,13 @@ from txl.hf.config import TransfoXLConfig
 class WordGenerationPipeline(TextGenerationPipeline):
     """The pipeline of transformers; with a TransfoXL, texts are joined as words are.
 
-    Other tokenizers hold the space between a prompt and what continues it in their tokens, and the pipeline relies on
-    it: it decodes the new tokens alone.
+    Other tokenizers hold the space between a prompt and what continues it in their tokens, and the
+    pipeline relies on it: it decodes the new tokens alone.
     """
 
-    def postprocess(self, model_outputs: Any, return_type: Any = ReturnType.FULL_TEXT, **settings: Any) -> Any:
+    def postprocess(
+        self, model_outputs: Any, return_type: Any = ReturnType.FULL_TEXT, **settings: Any
+    ) -> Any:
         records = super().postprocess(model_outputs, return_type, **settings)
         prompt = model_outputs["prompt_text"]
         has_text = return_type != ReturnType.TENSORS and isinstance(prompt, str) and bool(prompt)
@@ -30,17 +34,23 @@ class WordGenerationPipeline(TextGenerationPipeline):
         skip = settings.get("skip_special_tokens")
         how = {"skip_special_tokens": True if skip is None else skip}
         before = self.tokenizer.decode(model_outputs["input_ids"][0], **how)
-        for record, ids in zip(records, model_outputs["generated_sequence"][0].tolist(), strict=True):
+        for record, ids in zip(
+            records, model_outputs["generated_sequence"][0].tolist(), strict=True
+        ):
             text = self.tokenizer.decode(ids, **how)
             if text.startswith(before):
                 new = text[len(before) :]
-                record["generated_text"] = prompt + new if return_type == ReturnType.FULL_TEXT else new
+                record["generated_text"] = (
+                    prompt + new if return_type == ReturnType.FULL_TEXT else new
+                )
         return records
 
 
 class WordFeaturePipeline(FeatureExtractionPipeline):
-    """The pipeline of transformers; a TransfoXL returns no memory, which would be cut into rows by its first dimension,
-    and no states of padding, so that a text among others has the features that it has alone."""
+    """The pipeline of transformers; a TransfoXL returns no memory, which would be cut into rows by
+    its first dimension, and no states of padding, so that a text among others has the features that
+    it has alone.
+    """
 
     def _forward(self, model_inputs: Any) -> Any:
         if not isinstance(self.model.config, TransfoXLConfig):
@@ -53,7 +63,9 @@ class WordFeaturePipeline(FeatureExtractionPipeline):
             return super().postprocess(model_outputs, return_tensors)
         is_token_T = model_outputs["attention_mask"][0] != 0
         features_BTD = model_outputs["features"][:, is_token_T]
-        return features_BTD if return_tensors else features_BTD.tolist()
+        if return_tensors:
+            return features_BTD
+        return features_BTD.tolist()
 
 
 PIPELINES = {"text-generation": WordGenerationPipeline, "feature-extraction": WordFeaturePipeline}

@@ -33,11 +33,15 @@ class AdaptiveSoftmax(nn.Module):
             widths = list(shape.cluster_widths)
         self.out_projs = nn.ParameterList()
         if shape.div_val > 1 or shape.d_embed != shape.d_model:
-            self.out_projs.extend(nn.Parameter(torch.empty(shape.d_model, width)) for width in widths)
+            self.out_projs.extend(
+                nn.Parameter(torch.empty(shape.d_model, width)) for width in widths
+            )
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
-        """Log-probabilities of all words, (..., V), for hidden states (..., D); the nats of `target` (...), if given.
-        Raises `ValueError` if a target is outside the vocabulary (on a CPU)."""
+        """Log-probabilities of all words, (..., V), for hidden states (..., D); the nats of
+        `target` (...), if given. Raises `ValueError` if a target is outside the vocabulary (on a
+        CPU).
+        """
         if target is None:
             return self._log_prob(hidden)
         check_ids(target, sum(self.sizes))
@@ -56,8 +60,12 @@ class AdaptiveSoftmax(nn.Module):
         layer.bias = resized(layer.bias, layer.out_features, None if std is None else 0.0)
 
     def _log_prob(self, hidden: Tensor) -> Tensor:
-        shortlist, clusters = _log_softmax(self._logits(hidden, 0)).split([self.sizes[0], self.n_tail], dim=-1)
-        tails = [clusters[..., i - 1 : i] + _log_softmax(self._logits(hidden, i)) for i in range(1, len(self.sizes))]
+        shortlist, clusters = _log_softmax(self._logits(hidden, 0)).split(
+            [self.sizes[0], self.n_tail], dim=-1
+        )
+        tails = []
+        for i in range(1, len(self.sizes)):
+            tails.append(clusters[..., i - 1 : i] + _log_softmax(self._logits(hidden, i)))
         return torch.cat([shortlist, *tails], dim=-1)
 
     def _nats(self, hidden_LD: Tensor, target_L: Tensor) -> Tensor:
@@ -65,23 +73,30 @@ class AdaptiveSoftmax(nn.Module):
         tails: list[tuple[Tensor, Tensor]] = []
         first = self.sizes[0]
         for i in range(1, len(self.sizes)):
-            order_P = ((target_L >= first) & (target_L < first + self.sizes[i])).nonzero().squeeze(1)
+            order_P = (
+                ((target_L >= first) & (target_L < first + self.sizes[i])).nonzero().squeeze(1)
+            )
             tails.append((order_P, target_L[order_P] - first))
             class_L[order_P] = self.sizes[0] + i - 1
             first += self.sizes[i]
         nats_L = self._nats_of_cluster(hidden_LD, 0, class_L)
         for i, (order_P, place_P) in enumerate(tails, start=1):
-            nats_P = self._nats_of_cluster(hidden_LD[order_P], i, place_P)  # no rows: the weights still get gradients
+            # no rows: the weights still get gradients
+            nats_P = self._nats_of_cluster(hidden_LD[order_P], i, place_P)
             nats_L = nats_L.index_add(0, order_P, nats_P)
         return nats_L
 
     def _nats_of_cluster(self, hidden_LD: Tensor, i: int, target_L: Tensor) -> Tensor:
-        """Nats of words within cluster i; the head is cluster 0. Logits of plain layers are not all stored."""
+        """Nats of words within cluster i; the head is cluster 0.
+
+        Logits of plain layers are not all stored.
+        """
         layer = self._layer(i)
         if not is_plain(layer, nn.Linear) or layer.bias is None:
             return F.cross_entropy(widened(self._logits(hidden_LD, i)), target_L, reduction="none")
         first, last = self._rows(i)
-        weights, biases = [layer.weight[first:last]], [layer.bias[first:last]]
+        weights = [layer.weight[first:last]]
+        biases = [layer.bias[first:last]]
         if i == 0 and self.n_tail:
             weights.append(self.cluster_weight)
             biases.append(self.cluster_bias)
@@ -95,18 +110,25 @@ class AdaptiveSoftmax(nn.Module):
         else:
             logit = part_of_linear(self._layer(i), hidden, *self._rows(i))
         if i == 0 and self.n_tail:
-            logit = torch.cat([logit, F.linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)
+            logit = torch.cat(
+                [logit, F.linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1
+            )
         return logit
 
     def _projected(self, hidden: Tensor, i: int) -> Tensor:
-        return hidden @ self.out_projs[i] if len(self.out_projs) else hidden
+        if len(self.out_projs):
+            return hidden @ self.out_projs[i]
+        return hidden
 
     def _layer(self, i: int) -> nn.Module:
         return self.out_layers[i if len(self.out_layers) == len(self.sizes) else 0]
 
     def _rows(self, i: int) -> tuple[int, int]:
         """Where the words of cluster i are in its layer."""
-        first = 0 if len(self.out_layers) == len(self.sizes) else sum(self.sizes[:i])
+        if len(self.out_layers) == len(self.sizes):
+            first = 0
+        else:
+            first = sum(self.sizes[:i])
         return first, first + self.sizes[i]
 
 

@@ -1,7 +1,7 @@
 """Stop strings of `generate` with a vocabulary of words.
 
-transformers finds out what each token adds to a text by decoding it after "abcdef", which is no word. Here the text is
-decoded.
+transformers finds out what each token adds to a text by decoding it after "abcdef", which is no
+word. Here the text is decoded.
 """
 
 from collections.abc import Sequence
@@ -12,20 +12,29 @@ from torch import Tensor
 from transformers import StoppingCriteria  # pyright: ignore[reportMissingImports]
 
 _MARGIN = 8
-"""Tokens decoded besides those that a stop string can consist of: joined numbers take three for one."""
+"""Tokens decoded besides those that a stop string can consist of: joined numbers take three for
+one.
+"""
 
 
 class StopWords(StoppingCriteria):
-    """Ends a row in whose text, as the tokenizer decodes it, the last token completes a stop string."""
+    """Ends a row in whose text, as the tokenizer decodes it, the last token completes a stop
+    string.
+    """
 
     def __init__(self, tokenizer: Any, stop_strings: str | Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._stop_strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+        if isinstance(stop_strings, str):
+            self._stop_strings = [stop_strings]
+        else:
+            self._stop_strings = list(stop_strings)
         self._n_recent = max(map(len, self._stop_strings), default=0) + _MARGIN
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """True for each row (B, T) that ends."""
-        ended = [any(self._completed(stop, ids) for stop in self._stop_strings) for ids in input_ids.tolist()]
+        ended = []
+        for ids in input_ids.tolist():
+            ended.append(any(self._completed(stop, ids) for stop in self._stop_strings))
         return torch.tensor(ended, device=input_ids.device)
 
     def _completed(self, stop: str, ids: list[int]) -> bool:

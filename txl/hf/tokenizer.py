@@ -21,13 +21,15 @@ _MARKED_NUMBER = re.compile(r" @([,.])@ ")
 class TransfoXLTokenizer(PreTrainedTokenizer):
     """Words and their ids.
 
-    With sacremoses (`pip install sacremoses`), which transformers 4 required, text is split as there: punctuation
-    normalised, Moses' tokens with split dashes, the points and commas of numbers marked (`1 @.@ 5`). Without it, text
-    is split as WikiText is, and decoded text is tokens between spaces.
+    With sacremoses (`pip install sacremoses`), which transformers 4 required, text is split as
+    there: punctuation normalised, Moses' tokens with split dashes, the points and commas of numbers
+    marked (`1 @.@ 5`). Without it, text is split as WikiText is, and decoded text is tokens between
+    spaces.
 
     Args:
-        vocab_file: words in the order of their ids, one a line. The other files hold the same as JSON or pickled; the
-            first that is given is read. Pickles are read without running what they hold.
+        vocab_file: words in the order of their ids, one a line. The other files hold the same as
+            JSON or pickled; the first that is given is read. Pickles are read without running what
+            they hold.
         lower_case: lower-case text first.
         language: of Moses' rules.
         never_split: words that Moses keeps whole; the special ones if not given.
@@ -35,13 +37,13 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
         UsageError: if no vocabulary is given, it is damaged, or has no unknown word.
     """
 
-    vocab_files_names = {  # noqa: RUF012 (a dict in the base class too)
+    vocab_files_names = {  # noqa: RUF012
         "vocab_file": "vocab.txt",
         "vocab_json": "vocab.json",
         "pretrained_vocab_file_torch": "vocab.bin",
         "pretrained_vocab_file": "vocab.pkl",
     }
-    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012 (a list in the base class too)
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
     padding_side = "left"
 
     def __init__(
@@ -64,9 +66,15 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
             raise UsageError("TransfoXLTokenizer: no vocabulary; give vocab_file, one word a line")
         self.vocab = Vocab(read_words(Path(path)))
         has_unknown = str(unk_token) in self.vocab or "<UNK>" in self.vocab
-        require(has_unknown, f"{path}: has no {unk_token} for unknown words; add it, or name another with unk_token")
+        require(
+            has_unknown,
+            f"{path}: has no {unk_token} for unknown words; add it, or name another with unk_token",
+        )
         self.lower_case = lower_case
-        self._unknown = str(unk_token) if str(unk_token) in self.vocab else "<UNK>"
+        if str(unk_token) in self.vocab:
+            self._unknown = str(unk_token)
+        else:
+            self._unknown = "<UNK>"
         self._moses = _moses(language)
         if FORMULA in self.vocab and not others.get("extra_special_tokens"):
             others.setdefault("additional_special_tokens", [FORMULA])
@@ -74,7 +82,10 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
         patterns = {"special_tokens_pattern": "none", "token_type_ids_pattern": "all_zeros"}
         special = {"unk_token": unk_token, "eos_token": eos_token, "pad_token": pad_token}
         super().__init__(**{**special, **own, **patterns, **others})
-        self.never_split = self.all_special_tokens if never_split is None else never_split
+        if never_split is None:
+            self.never_split = self.all_special_tokens
+        else:
+            self.never_split = never_split
 
     @property
     def vocab_size(self) -> int:
@@ -86,7 +97,10 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
         return self.vocab.index | self.added_tokens_encoder
 
     def _tokenize(self, text: str, **_: Any) -> list[str]:
-        text = text.strip().lower() if self.lower_case else text.strip()
+        if self.lower_case:
+            text = text.strip().lower()
+        else:
+            text = text.strip()
         if self._moses is None:
             return tokenise(text)
         normalizer, tokenizer, _ = self._moses
@@ -97,7 +111,11 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
             escape=False,
             protected_patterns=self.never_split,
         )
-        return [part for word in words for part in _INSIDE_NUMBER.sub(r" @\g<0>@ ", word).split()]
+        parts = []
+        for word in words:
+            for part in _INSIDE_NUMBER.sub(r" @\g<0>@ ", word).split():
+                parts.append(part)
+        return parts
 
     def _convert_token_to_id(self, token: str) -> int:
         return self.vocab.index.get(token, self.vocab.index[self._unknown])
@@ -107,12 +125,19 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Running text; numbers are joined again."""
-        text = " ".join(tokens) if self._moses is None else self._moses[2].detokenize(tokens)
+        if self._moses is None:
+            text = " ".join(tokens)
+        else:
+            text = self._moses[2].detokenize(tokens)
         return _MARKED_NUMBER.sub(r"\1", text).strip()
 
-    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str]:
+    def save_vocabulary(
+        self, save_directory: str, filename_prefix: str | None = None
+    ) -> tuple[str]:
         """Write vocab.txt, which transformers 4 reads too."""
-        name = (filename_prefix + "-" if filename_prefix else "") + self.vocab_files_names["vocab_file"]
+        name = (filename_prefix + "-" if filename_prefix else "") + self.vocab_files_names[
+            "vocab_file"
+        ]
         path = Path(save_directory) / name
         write_whole(path, self.vocab.to_text())
         return (str(path),)
@@ -124,5 +149,9 @@ def _moses(language: str) -> tuple[Any, Any, Any] | None:
         import sacremoses  # pyright: ignore[reportMissingImports] (an extra)
     except ImportError:
         return None
-    parts = (sacremoses.MosesPunctNormalizer, sacremoses.MosesTokenizer, sacremoses.MosesDetokenizer)
+    parts = (
+        sacremoses.MosesPunctNormalizer,
+        sacremoses.MosesTokenizer,
+        sacremoses.MosesDetokenizer,
+    )
     return tuple(part(language) for part in parts)  # type: ignore[return-value]

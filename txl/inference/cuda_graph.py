@@ -15,22 +15,30 @@ from txl.model.transformer import TransformerXL
 from txl.ops.numbers import product_dtype
 
 _LOG = logging.getLogger(__name__)
-_N_KEPT = 2  # recordings, each with buffers for a whole memory: full segments and a text's shorter last one
+# recordings, each with buffers for a whole memory: full segments and a text's shorter last one
+_N_KEPT = 2
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class _Recording:
     """The forward pass over one segment shape and a full memory, with operands at fixed addresses.
 
-    Each layer has a buffer for the keys and values of M remembered and T new tokens. A replay appends the new ones to
-    the remembered ones, then moves the last M of them to the front.
+    Each layer has a buffer for the keys and values of M remembered and T new tokens. A replay
+    appends the new ones to the remembered ones, then moves the last M of them to the front.
     """
 
     def __init__(
-        self, model: TransformerXL, h_BTD: Tensor, memory: KeyValueMemory, context: Context, record: Record
+        self,
+        model: TransformerXL,
+        h_BTD: Tensor,
+        memory: KeyValueMemory,
+        context: Context,
+        record: Record,
     ) -> None:
-        n_new, n_mem = h_BTD.shape[1], memory.length
-        self.length, self.turn = n_mem, 0
+        n_new = h_BTD.shape[1]
+        n_mem = memory.length
+        self.length = n_mem
+        self.turn = 0
         self._h_BTD, self.hidden_BTD = torch.empty_like(h_BTD), torch.empty_like(h_BTD)
         self._buffers_2BNCH = [self._buffer(layer, n_new=n_new) for layer in memory.layers]
         # position features are projected here, not in each replay
@@ -53,7 +61,8 @@ class _Recording:
         """Copy a memory into the buffers; memories of earlier runs become invalid."""
         self.turn += 1
         for buffer_2BNCH, layer in zip(self._buffers_2BNCH, memory.layers, strict=True):
-            buffer_2BNCH[:, :, :, : layer.length] = torch.stack([layer.k_BNMH, layer.v_BNMH])  # may be views of buffers
+            # may be views of buffers
+            buffer_2BNCH[:, :, :, : layer.length] = torch.stack([layer.k_BNMH, layer.v_BNMH])
 
     def memory(self) -> KeyValueMemory:
         """The current memory, a view of the buffers."""
@@ -87,16 +96,20 @@ class _RecordedMemory:
             ValueError: if a later run has overwritten it.
         """
         if self.turn != self.recording.turn:
-            raise ValueError("this memory has been used: a CUDA graph can continue from its last segment only")
+            raise ValueError(
+                "this memory has been used: a CUDA graph can continue from its last segment only"
+            )
         return self.recording.memory()
 
 
 class CudaGraphModel(Frozen):
-    """A model that replays a recording for segments over a full memory, and runs normally otherwise.
+    """A model that replays a recording for segments over a full memory, and runs normally
+    otherwise.
 
-    Results equal the model's. Recordings are reused from text to text, so make one `CudaGraphModel` per evaluation and
-    read one text at a time: a returned memory is valid until the next segment only. The weights must not change, and
-    an autocast context must be entered once around all calls: recordings refer to the cast weights that it caches.
+    Results equal the model's. Recordings are reused from text to text, so make one `CudaGraphModel`
+    per evaluation and read one text at a time: a returned memory is valid until the next segment
+    only. The weights must not change, and an autocast context must be entered once around all
+    calls: recordings refer to the cast weights that it caches.
 
     Args:
         record: turns work into a function that repeats it; by default a CUDA graph.
@@ -105,7 +118,8 @@ class CudaGraphModel(Frozen):
     def __init__(self, model: TransformerXL, *, record: Record | None = None) -> None:
         super().__init__(model)
         self._record = record or _cuda_graph
-        self._recordings: dict[tuple[torch.Size, torch.dtype, Context], _Recording] = {}  # least recently used first
+        # least recently used first
+        self._recordings: dict[tuple[torch.Size, torch.dtype, Context], _Recording] = {}
         self.failed = False
         """True once a recording has failed."""
 
@@ -125,9 +139,14 @@ class CudaGraphModel(Frozen):
             ValueError: if the memory has been used already.
         """
         h_BTD = self.model.word_emb(token_BT)
-        before = memory.current() if isinstance(memory, _RecordedMemory) else memory
+        if isinstance(memory, _RecordedMemory):
+            before = memory.current()
+        else:
+            before = memory
         is_plain = since_BT is None and part is None
-        if not (is_plain and isinstance(before, KeyValueMemory) and self._can_record(before, context)):
+        if not (
+            is_plain and isinstance(before, KeyValueMemory) and self._can_record(before, context)
+        ):
             return read(self.model, h_BTD, before, context, since_BT, part=part)
         recording = self._recording(h_BTD, before, context)
         if recording is None:
@@ -136,8 +155,12 @@ class CudaGraphModel(Frozen):
             recording.load(before)
         return recording.run(h_BTD), _RecordedMemory(recording, recording.turn)
 
-    def _recording(self, h_BTD: Tensor, memory: KeyValueMemory, context: Context) -> _Recording | None:
-        """The recording for this segment shape, made if there is none; None if it cannot be made."""
+    def _recording(
+        self, h_BTD: Tensor, memory: KeyValueMemory, context: Context
+    ) -> _Recording | None:
+        """The recording for this segment shape, made if there is none; None if
+        it cannot be made.
+        """
         key = h_BTD.shape, self._key_dtype(), context
         recording = self._recordings.pop(key, None)
         if recording is None and not self.failed:
@@ -154,7 +177,8 @@ class CudaGraphModel(Frozen):
 
     def _can_record(self, memory: KeyValueMemory, context: Context) -> bool:
         """True if the memory is full, stays full, and has the dtype of the new keys."""
-        if not self.model.layers[0].memory.traits.keeps_places:  # what stays depends on what is read
+        # what stays depends on what is read
+        if not self.model.layers[0].memory.traits.keeps_places:
             return False
         is_full = 0 < context.mem_len == memory.length and not context.ext_len
         return is_full and memory.layers[0].k_BNMH.dtype == self._key_dtype()
@@ -164,14 +188,18 @@ class CudaGraphModel(Frozen):
 
 
 def frozen(model: TransformerXL) -> Frozen:
-    """The model for reading without gradients, on a GPU as a `CudaGraphModel` unless it is sharded."""
+    """The model for reading without gradients, on a GPU as a `CudaGraphModel`
+    unless it is sharded.
+    """
     if model.device.type == "cuda" and not model.is_sharded:
         return CudaGraphModel(model)
     return Frozen(model)
 
 
 def _cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
-    """Record work as a CUDA graph, after a warm-up run on a side stream: it compiles kernels, allocates workspaces."""
+    """Record work as a CUDA graph, after a warm-up run on a side stream: it compiles kernels,
+    allocates workspaces.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

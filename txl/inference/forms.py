@@ -91,7 +91,9 @@ class KeyValuesWithSpans(KeyValues):
         return out_BTD, kept.with_extra(extra)
 
 
-def _attended(layer: Any, h_BTD: Tensor, remembered: KeyValue, feats: Tensor, span: Span) -> tuple[Tensor, KeyValue]:
+def _attended(
+    layer: Any, h_BTD: Tensor, remembered: KeyValue, feats: Tensor, span: Span
+) -> tuple[Tensor, KeyValue]:
     """The output of attention, and the keys and values of [memory, segment]."""
     attn = layer.attn
     x_BTD = as_multiplied(layer.normed(h_BTD))
@@ -101,7 +103,11 @@ def _attended(layer: Any, h_BTD: Tensor, remembered: KeyValue, feats: Tensor, sp
     return layer.attn_drop(attn.joined(out_BNTH)), seen
 
 
-_FORMS: dict[type, type[KeyValues]] = {Fifo: KeyValues, NoMemory: KeyValues, ExpireSpan: KeyValuesWithSpans}
+_FORMS: dict[type, type[KeyValues]] = {
+    Fifo: KeyValues,
+    NoMemory: KeyValues,
+    ExpireSpan: KeyValuesWithSpans,
+}
 
 
 def form_of(layers: Any) -> KeyValues | None:

@@ -93,13 +93,16 @@ def _read_key_values(
         raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {len(h_BTD)}")
     h_BTD = model.drop(h_BTD)
     is_reversible = model.config.reversible
-    if span.since_BT is None and one_token.serves(model.layers, h_BTD, memory, context, is_reversible=is_reversible):
+    if span.since_BT is None and one_token.serves(
+        model.layers, h_BTD, memory, context, is_reversible=is_reversible
+    ):
         return one_token.read(model.layers, h_BTD, memory, context)
     ended = None
     if span.since_BT is not None:
         span = replace(span, since_BT=span.since_BT.to(h_BTD.device, non_blocking=True))
         ended = without_ended(h_BTD, memory, span)
-        h_BTD, memory = ended.h_BTD, ended.memory
+        h_BTD = ended.h_BTD
+        memory = ended.memory
     memory = memory.with_feats(model.layers, context, n_new=span.n_new)
     h_BTD, memory = _through_layers(model, h_BTD, memory, context, span)
     if ended is not None:
@@ -110,7 +113,8 @@ def _read_key_values(
 def _through_layers(
     model: Body, h_BTD: Tensor, memory: KeyValueMemory, context: Context, span: Span
 ) -> tuple[Tensor, KeyValueMemory]:
-    form, next_layers = memory.form, []
+    form = memory.form
+    next_layers = []
     other_BTD = h_BTD  # the first of two streams in reversible layers
     feats = memory.feats_of(model.layers, span.n_new)
     for layer, remembered, of_layer in zip(model.layers, memory.layers, feats, strict=True):
@@ -149,11 +153,15 @@ class Frozen:
         """See `TransformerXL.forward` and `read`."""
         if self.model.is_sharded:  # only its own `forward` gathers the weights of the embedding
             within, span = _placed(memory, context, token_BT.shape[1], since_BT, part)
-            return self.model(token_BT, memory, within, since_BT, span=None if part is None else span)
+            return self.model(
+                token_BT, memory, within, since_BT, span=None if part is None else span
+            )
         h_BTD = self.model.word_emb(token_BT)
         return read(self.model, h_BTD, memory, context, since_BT, part=part)
 
-    def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context) -> tuple[Tensor, Any]:
+    def nll(
+        self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context
+    ) -> tuple[Tensor, Any]:
         """See `TransformerXL.nll`."""
         nll_BT, _, after = self.nll_and_hidden(input_BT, target_BT, memory, context)
         return nll_BT, after

@@ -15,7 +15,9 @@ class Workspace:
         self._buffer_2BNSH = torch.empty(0)
 
     def joined(self, kv_2BNMH: Tensor, n_new: int, *, like: Tensor) -> Tensor:
-        """These keys and values and room for n_new more, in the dtype of `like`, (2, B, N, M + n_new, H)."""
+        """These keys and values and room for n_new more, in the dtype of `like`, (2, B, N, M +
+        n_new, H).
+        """
         n_kept = kv_2BNMH.shape[3]
         shape = (*kv_2BNMH.shape[:3], n_kept + n_new, kv_2BNMH.shape[4])
         if self._buffer_2BNSH.shape != shape or self._buffer_2BNSH.dtype != like.dtype:
@@ -27,11 +29,13 @@ class Workspace:
 class KeyValue:
     """Projected keys and values of one layer, (B, N, M, H) each, without positions.
 
-    Immutable, unless it is `in_place` or `in_workspace`: `appended` returns a new one. Both are views of one buffer,
-    with spare space at the end, so appending a token does not copy the tokens before it.
+    Immutable, unless it is `in_place` or `in_workspace`: `appended` returns a new one. Both are
+    views of one buffer, with spare space at the end, so appending a token does not copy the tokens
+    before it.
 
     Attributes:
-        extra: what the rule keeps of them besides, by name, one row a stream. Other keys have none, see `with_extra`.
+        extra: what the rule keeps of them besides, by name, one row a stream. Other keys have none,
+            see `with_extra`.
     """
 
     def __init__(
@@ -46,7 +50,9 @@ class KeyValue:
         workspace: Workspace | None = None,
         home: "KeyValue | None" = None,
     ) -> None:
-        self._buffer_2BNCH, self._begin, self._end = buffer_2BNCH, begin, end
+        self._buffer_2BNCH = buffer_2BNCH
+        self._begin = begin
+        self._end = end
         self._used = used  # filled length of the buffer, shared by all its views
         self._room = room  # of a buffer that is used in place; 0: it is not
         self._workspace = workspace  # where others put theirs, too
@@ -93,25 +99,45 @@ class KeyValue:
         return longer
 
     def in_place(self, room: int) -> "KeyValue":
-        """The same keys for a reader that never goes back: in a buffer that grows to `room` tokens, in which what is
-        appended takes the place of tokens that are no longer remembered. All before `appended` are invalid then."""
-        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.extra, room=room)
+        """The same keys for a reader that never goes back: in a buffer that grows to `room` tokens,
+        in which what is appended takes the place of tokens that are no longer remembered. All
+        before `appended` are invalid then.
+        """
+        return KeyValue(
+            self._buffer_2BNCH, self._begin, self._end, self._used, self.extra, room=room
+        )
 
     def in_workspace(self, workspace: Workspace) -> "KeyValue":
-        """The same keys for a reader that never goes back: `appended` gives keys in the workspace, valid until others
-        are put there, and `between` of these takes the place of what was remembered before."""
-        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.extra, workspace=workspace)
+        """The same keys for a reader that never goes back: `appended` gives keys in the workspace,
+        valid until others are put there, and `between` of these takes the place of what was
+        remembered before.
+        """
+        return KeyValue(
+            self._buffer_2BNCH, self._begin, self._end, self._used, self.extra, workspace=workspace
+        )
 
     def rows(self, index_B: Tensor) -> "KeyValue":
-        """The rows with these indices, which may repeat, in their order: a copy with as much spare space."""
-        extra = {name: x.index_select(0, index_B) for name, x in self.extra.items()}
-        return KeyValue(self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end], extra)
+        """The rows with these indices, which may repeat, in their order: a copy with as much spare
+        space.
+        """
+        extra = {}
+        for name, x in self.extra.items():
+            extra[name] = x.index_select(0, index_B)
+        return KeyValue(
+            self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end], extra
+        )
 
     def finite_in(self, row_B: Tensor) -> tuple["KeyValue", Tensor]:
-        """See `Memory.finite_in`. A copy with as much spare space, or the same one where all is finite."""
-        index_R, was_bad_B = row_B.nonzero()[:, 0], torch.zeros_like(row_B)
+        """See `Memory.finite_in`.
+
+        A copy with as much spare space, or the same one where all is finite.
+        """
+        index_R = row_B.nonzero()[:, 0]
+        was_bad_B = torch.zeros_like(row_B)
         kv_2RNMH = self.kv_2BNMH.index_select(1, index_R)
-        extra = {name: x.index_select(0, index_R) for name, x in self.extra.items()}
+        extra = {}
+        for name, x in self.extra.items():
+            extra[name] = x.index_select(0, index_R)
         everything = [kv_2RNMH.transpose(0, 1), *extra.values()]
         bad_R = torch.stack([~x_RX.isfinite().flatten(1).all(1) for x_RX in everything]).any(0)
         if not bool(bad_R.any()):
@@ -127,7 +153,9 @@ class KeyValue:
         """The keys from `begin` to `end`, exclusive, relative to the first one here."""
         if self._home is not None:
             return self._home._holding(self.kv_2BNMH[:, :, :, begin:end])
-        return KeyValue(self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used, room=self._room)
+        return KeyValue(
+            self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used, room=self._room
+        )
 
     def at(self, place_BM: Tensor) -> "KeyValue":
         """The keys at these places, which each row has for itself: a copy with spare space."""
@@ -142,7 +170,9 @@ class KeyValue:
         return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, extra)
 
     def _longer(self, n_new: int, *, like: Tensor) -> tuple["KeyValue", Tensor]:
-        """With n_new more tokens, whose keys and values are to be written into the second result."""
+        """With n_new more tokens, whose keys and values are to be written into
+        the second result.
+        """
         if self._workspace is not None:
             buffer_2BNSH = self._workspace.joined(self.kv_2BNMH, n_new, like=like)
             end = buffer_2BNSH.shape[3]
@@ -154,22 +184,29 @@ class KeyValue:
 
     def _holding(self, kv_2BNMH: Tensor) -> "KeyValue":
         """These keys and values in the place of its own, which are no longer valid."""
-        length, buffer_2BNCH = kv_2BNMH.shape[3], self._buffer_2BNCH
+        length = kv_2BNMH.shape[3]
+        buffer_2BNCH = self._buffer_2BNCH
         if buffer_2BNCH.dtype != kv_2BNMH.dtype or buffer_2BNCH.shape[3] < length:
             buffer_2BNCH = torch.empty_like(kv_2BNMH, memory_format=torch.contiguous_format)
         buffer_2BNCH[:, :, :, :length] = kv_2BNMH
         return KeyValue(buffer_2BNCH, 0, length, [length], workspace=self._workspace)
 
     def _ready_for(self, n_new: int, *, like: Tensor) -> "KeyValue":
-        """These keys with free space behind them: here, at the beginning of the buffer, or in a larger one."""
-        capacity, is_last = self._buffer_2BNCH.shape[3], self._end == self._used[0]
+        """These keys with free space behind them: here, at the beginning of the buffer, or in a
+        larger one.
+        """
+        capacity = self._buffer_2BNCH.shape[3]
+        is_last = self._end == self._used[0]
         fits = self._buffer_2BNCH.dtype == like.dtype and self.length + n_new <= capacity
         if fits and self._end + n_new <= capacity and (is_last or self._room):
             return self
-        return self._at_the_beginning() if fits and self._room else self._in_larger_buffer(n_new, like=like)
+        if fits and self._room:
+            return self._at_the_beginning()
+        return self._in_larger_buffer(n_new, like=like)
 
     def _at_the_beginning(self) -> "KeyValue":
-        for begin in range(0, self.length, self._begin):  # no piece may overlap the place that it is copied to
+        # no piece may overlap the place that it is copied to
+        for begin in range(0, self.length, self._begin):
             end = min(begin + self._begin, self.length)
             here_2BNPH = self._buffer_2BNCH[:, :, :, self._begin + begin : self._begin + end]
             self._buffer_2BNCH[:, :, :, begin:end] = here_2BNPH
@@ -185,6 +222,7 @@ class KeyValue:
         """An empty buffer, with spare space in proportion, so that copies are rare."""
         _, batch_size, n_head, _, d_head = self._buffer_2BNCH.shape
         capacity = needed + max(n_new, min(needed, _MAX_EARLY_SPARE), needed // 4)
-        if 3 * needed >= self._room > 0:  # sooner, a text that ends early would take room for nothing
+        # sooner, a text that ends early would take room for nothing
+        if 3 * needed >= self._room > 0:
             capacity = max(needed, self._room)
         return like.new_empty(2, batch_size, n_head, capacity, d_head)

@@ -18,16 +18,19 @@ from txl.ops.numbers import product_dtype
 class KeyValueMemory:
     """The memory for fixed weights: keys and values instead of hidden states.
 
-    Equivalent to `Memory`, but projects each remembered token once instead of once per segment. Immutable, without
-    gradients, for encodings that add no positions to hidden states (`PositionEncoding.places_hidden_states`).
+    Equivalent to `Memory`, but projects each remembered token once instead of once per segment.
+    Immutable, without gradients, for encodings that add no positions to hidden states
+    (`PositionEncoding.places_hidden_states`).
 
     Attributes:
         form: of what each layer remembers.
-        feats: per layer the projected position features (`PositionEncoding.project`), one row per distance, farthest
-            first, for the longest span so far; shorter spans use the last rows. Where distances are clamped, those
-            of `rel_attention` on a CPU have one row for all beyond.
+        feats: per layer the projected position features (`PositionEncoding.project`), one row per
+            distance, farthest first, for the longest span so far; shorter spans use the last rows.
+            Where distances are clamped, those of `rel_attention` on a CPU have one row for all
+            beyond.
         feats_for: what `feats` depend on besides; see `with_feats`.
-        one_token: what `txl.inference.one_token` has made ready to read a token at a time, per layer.
+        one_token: what `txl.inference.one_token` has made ready to read a token at a time, per
+            layer.
     """
 
     layers: tuple[KeyValue, ...]
@@ -50,11 +53,13 @@ class KeyValueMemory:
         return replace(self, layers=tuple(layers))
 
     def in_place(self, *, n_kept: int, n_new: int) -> "KeyValueMemory":
-        """The same memory for a reader that never goes back, keeps n_kept tokens and reads up to n_new at a time.
+        """The same memory for a reader that never goes back, keeps n_kept tokens and reads up to
+        n_new at a time.
 
-        Keys that are no longer remembered are written over. Where segments are long, all layers join them with what is
-        remembered in one workspace; where they are short that would move every key each time, so that each layer has
-        room for half a memory more. Other forms may look back at what they appended to: theirs stay as they are.
+        Keys that are no longer remembered are written over. Where segments are long, all layers
+        join them with what is remembered in one workspace; where they are short that would move
+        every key each time, so that each layer has room for half a memory more. Other forms may
+        look back at what they appended to: theirs stay as they are.
         """
         if type(self.form) is not KeyValues:
             return self
@@ -68,8 +73,9 @@ class KeyValueMemory:
         return self.of([layer.between(begin, end) for layer in self.layers])
 
     def finite_in(self, row_B: Tensor) -> tuple["KeyValueMemory", Tensor]:
-        """With zeros for what is not finite in the rows where `row_B` is True, (B,), and in which rows that was.
-        Copies keys and values only there."""
+        """With zeros for what is not finite in the rows where `row_B` is True, (B,), and in which
+        rows that was. Copies keys and values only there.
+        """
         if not bool(row_B.any()):
             return self, row_B
         pairs = [layer.finite_in(row_B) for layer in self.layers]
@@ -81,21 +87,28 @@ class KeyValueMemory:
         return self.of([layer.rows(index_B) for layer in self.layers])
 
     def feats_of(self, layers: Sequence[Any], n_new: int) -> tuple[Tensor, ...]:
-        """The features of each layer for a segment of n_new tokens, once `with_feats` has made them."""
+        """The features of each layer for a segment of n_new tokens, once `with_feats` has made
+        them.
+        """
         if not layers[0].attn.pos.by_distance:
             return self.feats
         pairs = zip(self.feats, self.layers, strict=True)
         return tuple(feats[-layer.length - n_new :] for feats, layer in pairs)
 
     @torch.no_grad()
-    def with_feats(self, layers: Sequence[Any], context: Context, *, n_new: int) -> "KeyValueMemory":
-        """The memory with the position features projected for a segment of n_new tokens, unless it has them.
+    def with_feats(
+        self, layers: Sequence[Any], context: Context, *, n_new: int
+    ) -> "KeyValueMemory":
+        """The memory with the position features projected for a segment of n_new tokens, unless it
+        has them.
 
-        For encodings of distances they are computed once, for the longest span. `Frozen.read` calls this itself; call
-        it before recording a forward pass (CUDA graph), or the projection is recorded too.
+        For encodings of distances they are computed once, for the longest span. `Frozen.read` calls
+        this itself; call it before recording a forward pass (CUDA graph), or the projection is
+        recorded too.
         """
         span = Span.of(context, n_mem=max(layer.length for layer in self.layers), n_new=n_new)
-        by_distance, training = layers[0].attn.pos.by_distance, layers[0].training
+        by_distance = layers[0].attn.pos.by_distance
+        training = layers[0].training
         weight = layers[0].attn_norm.weight
         made_for = span.clamp_len, product_dtype(weight), weight.device, training
         serves = by_distance and bool(self.feats) and self.feats_for == made_for
@@ -112,5 +125,11 @@ class KeyValueMemory:
 
 def _distinct(n_row: int, layer: Any, span: Span) -> int:
     """How many of so many rows of features differ."""
-    is_known = layer.attn.pos.is_relative() and not layer.training and layer.attn_norm.weight.device.type == "cpu"
-    return min(n_row, span.clamp_len + 1) if is_known and span.clamp_len > 0 else n_row
+    is_known = (
+        layer.attn.pos.is_relative()
+        and not layer.training
+        and layer.attn_norm.weight.device.type == "cpu"
+    )
+    if is_known and span.clamp_len > 0:
+        return min(n_row, span.clamp_len + 1)
+    return n_row

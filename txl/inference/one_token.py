@@ -1,9 +1,11 @@
-"""A token a stream at a time, for fixed weights: the paper's model in a third of the calls of PyTorch.
+"""A token a stream at a time, for fixed weights: the paper's model in a third of the calls of
+PyTorch.
 
-Where one token is read, as in generation, a layer is some hundred small operations, most of which take less time than
-calling them. Here they are some thirty: modules are not entered, what a product needs is looked up once, keys and
-values are stored together, and the scale and the sum of both terms of the logits are parts of one product.
-`txl.inference.frozen` comes here where `serves` says so, with the same results up to rounding.
+Where one token is read, as in generation, a layer is some hundred small operations, most of which
+take less time than calling them. Here they are some thirty: modules are not entered, what a product
+needs is looked up once, keys and values are stored together, and the scale and the sum of both
+terms of the logits are parts of one product. `txl.inference.frozen` comes here where `serves` says
+so, with the same results up to rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,20 +26,33 @@ from txl.ops.packed import PackedLinear
 
 
 def serves(
-    layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, context: Context, *, is_reversible: bool
+    layers: Sequence[Layer],
+    h_BTD: Tensor,
+    memory: KeyValueMemory,
+    context: Context,
+    *,
+    is_reversible: bool,
 ) -> bool:
     """One token a stream, read without gradients on a CPU by softmax attention with the terms of
-    `txl.ops.rel_attention`, remembered first in first out; weights in the dtype that they are multiplied in."""
+    `txl.ops.rel_attention`, remembered first in first out; weights in the dtype that they are
+    multiplied in.
+    """
     if h_BTD.shape[1] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    layer, attn = layers[0], layers[0].attn
+    layer = layers[0]
+    attn = layers[0].attn
     is_plain = not (layer.training or context.ext_len)
     has_rule = isinstance(attn.rule, RelativeSoftmax) and attn.rule.impl in ("auto", "dense")
-    is_cast = attn.q_net.weight.dtype == product_dtype(h_BTD) and layer.attn_norm.weight.dtype == h_BTD.dtype
+    is_cast = (
+        attn.q_net.weight.dtype == product_dtype(h_BTD)
+        and layer.attn_norm.weight.dtype == h_BTD.dtype
+    )
     is_known = h_BTD.device.type == "cpu" and is_plain and has_rule and is_cast
     if not is_known or is_reversible or type(memory.form) is not KeyValues:
         return False
-    return bool(memory.one_token) or all(_is_served(layer) and _is_as_built(layer) for layer in layers)
+    return bool(memory.one_token) or all(
+        _is_served(layer) and _is_as_built(layer) for layer in layers
+    )
 
 
 def _is_served(layer: Layer) -> bool:
@@ -47,9 +62,14 @@ def _is_served(layer: Layer) -> bool:
 
 
 def _is_as_built(layer: Layer) -> bool:
-    """Nobody has put another module in place of one, or a hook on it: then the modules are to be called."""
-    attn, ff = layer.attn, layer.ff
-    kinds = [type(net) for net in (attn.q_net, attn.k_net, attn.v_net, attn.o_net, ff[0], ff[3])]
+    """Nobody has put another module in place of one, or a hook on it: then the modules are to be
+    called.
+    """
+    attn = layer.attn
+    ff = layer.ff
+    kinds = []
+    for net in (attn.q_net, attn.k_net, attn.v_net, attn.o_net, ff[0], ff[3]):
+        kinds.append(type(net))
     has_hook = any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
     return set(kinds) <= {Linear, PackedLinear} and not has_hook
 
@@ -57,13 +77,19 @@ def _is_as_built(layer: Layer) -> bool:
 def read(
     layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, context: Context
 ) -> tuple[Tensor, KeyValueMemory]:
-    """The hidden states of one token a stream, (B, 1, D), and the memory for the next; see `Body.read`."""
+    """The hidden states of one token a stream, (B, 1, D), and the memory for the next; see
+    `Body.read`.
+    """
     memory = memory.with_feats(layers, context, n_new=1)
     if not memory.one_token:
         pairs = zip(layers, memory.feats, strict=True)
         memory = replace(memory, one_token=tuple(_Reader(*pair, h_BTD) for pair in pairs))
-    window = context.mem_len if context.same_length else -1
-    h_BD, states = h_BTD[:, 0], []
+    if context.same_length:
+        window = context.mem_len
+    else:
+        window = -1
+    h_BD = h_BTD[:, 0]
+    states = []
     with torch.autocast("cpu", enabled=False):
         for reader, before in zip(memory.one_token, memory.layers, strict=True):
             h_BD, seen = reader(h_BD, before, window)
@@ -72,13 +98,21 @@ def read(
 
 
 class _Reader:
-    """A layer, as it reads one token a stream after another: weights, and features that the layer has projected."""
+    """A layer, as it reads one token a stream after another: weights, and features that the layer
+    has projected.
+    """
 
     def __init__(self, layer: Layer, feats: Tensor, like_BTD: Tensor) -> None:
-        attn, ff, n_row = layer.attn, layer.ff, len(like_BTD)
-        self._n_head, self._scale, self._pre_lnorm = attn.n_head, attn.pos.scale, layer.pre_lnorm
+        attn = layer.attn
+        ff = layer.ff
+        n_row = len(like_BTD)
+        self._n_head = attn.n_head
+        self._scale = attn.pos.scale
+        self._pre_lnorm = layer.pre_lnorm
         self._dtype = product_dtype(like_BTD)
-        self._qkv = [product_with(net, n_row) for net in _joined([attn.q_net, attn.k_net, attn.v_net])]
+        self._qkv = []
+        for net in _joined([attn.q_net, attn.k_net, attn.v_net]):
+            self._qkv.append(product_with(net, n_row))
         self._o = product_with(attn.o_net, n_row)
         first, activation, _, last, _ = ff
         self._first = product_with(first, n_row)
@@ -106,9 +140,16 @@ class _Reader:
     def _attended(self, x_BD: Tensor, before: KeyValue, window: int) -> tuple[Tensor, KeyValue]:
         x_BD, B, N = x_BD.to(self._dtype), x_BD.shape[0], self._n_head
         parts = [product(x_BD) for product in self._qkv]
-        qkv_3BNH = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).view(B, 3, N, -1).transpose(0, 1)
+        qkv_3BNH = (
+            (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+            .view(B, 3, N, -1)
+            .transpose(0, 1)
+        )
         seen = before.appended_both(qkv_3BNH[1:, :, :, None])
-        kv_2BNSH = seen.kv_2BNMH if window <= 0 else seen.kv_2BNMH[:, :, :, -window:]
+        if window <= 0:
+            kv_2BNSH = seen.kv_2BNMH
+        else:
+            kv_2BNSH = seen.kv_2BNMH[:, :, :, -window:]
         q_2BNH = qkv_3BNH[0] + self._uw_21NH  # wide, as is all that follows
         k_PSH, v_PSH = kv_2BNSH.flatten(1, 2).to(q_2BNH.dtype).unbind()
         prob_P1S = self._logits(q_2BNH, k_PSH).softmax(-1)
@@ -123,18 +164,27 @@ class _Reader:
         if n_far > 0:
             place_NBS = torch.cat([place_NBS[:, :, :1].expand(-1, -1, n_far), place_NBS], dim=2)
         place_P1S = place_NBS.transpose(0, 1).reshape(P, 1, S)
-        return torch.baddbmm(place_P1S, x_BNH.view(P, 1, H), k_PSH.mT, beta=self._scale, alpha=self._scale)
+        return torch.baddbmm(
+            place_P1S, x_BNH.view(P, 1, H), k_PSH.mT, beta=self._scale, alpha=self._scale
+        )
 
 
 def _joined(nets: list[nn.Linear]) -> list[nn.Linear]:
-    """Layers whose outputs, side by side, are those of `nets`. Packed ones become one, a copy: a product of few rows
-    takes little longer than to call it."""
-    weights = [net.plain_weight() for net in nets if isinstance(net, PackedLinear)]
+    """Layers whose outputs, side by side, are those of `nets`. Packed ones become one, a copy: a
+    product of few rows takes little longer than to call it.
+    """
+    weights = []
+    for net in nets:
+        if isinstance(net, PackedLinear):
+            weights.append(net.plain_weight())
     if len(weights) < len(nets):
         return nets
     return [PackedLinear(torch.cat(weights))]
 
 
 def _norm(norm: nn.LayerNorm) -> Callable[[Tensor], Tensor]:
-    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    shape = norm.normalized_shape
+    weight = norm.weight
+    bias = norm.bias
+    eps = norm.eps
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

@@ -1,4 +1,6 @@
-"""Rows of text that a model reads in step, any number of tokens at a time, as if in whole segments."""
+"""Rows of text that a model reads in step, any number of tokens at a time, as
+if in whole segments.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -20,9 +22,9 @@ from txl.registry import MEMORIES
 def reading_context(config: ModelConfig, context: Context) -> Context:
     """How a text is read that is generated, or scored by itself.
 
-    Where nothing is remembered, a text would forget everything at the end of each segment. Instead the
-    last half of a segment is read again with the next one, so that no more tokens stand together than
-    in training.
+    Where nothing is remembered, a text would forget everything at the end of each segment. Instead
+    the last half of a segment is read again with the next one, so that no more tokens stand
+    together than in training.
     """
     if remembers(config, context):
         return replace(context, ext_len=0)
@@ -31,21 +33,25 @@ def reading_context(config: ModelConfig, context: Context) -> Context:
 
 
 def context_of_text(config: ModelConfig, context: Context, n_token: int) -> Context:
-    """`reading_context`, with what is kept of earlier segments limited to a text of n_token tokens; results are the
-    same.
+    """`reading_context`, with what is kept of earlier segments limited to a text of n_token tokens;
+    results are the same.
 
     Segments stay as long as they are: tables of positions count from their ends.
     """
-    return reading_context(config, context).at_most(n_token, "mem_len", "compressed_len", "lookup_len")
+    return reading_context(config, context).at_most(
+        n_token, "mem_len", "compressed_len", "lookup_len"
+    )
 
 
 class Reader:
     """Reads rows of text, token by token or many tokens at once.
 
-    A segment that is read token by token gives the hidden states that it gives when it is read at once:
+    A segment that is read token by token gives the hidden states that it gives when it is read at
+    once:
     memory is cut where a segment of `context.tgt_len` tokens ends, and nowhere else. So what is
-    generated has the probabilities with which `txl.evaluation.score.score_text` scores it. The exception
-    is an encoding that counts positions back from the end of a segment (`ModelConfig.count_back`):
+    generated has the probabilities with which `txl.evaluation.score.score_text` scores it. The
+    exception is an encoding that counts positions back from the end of a segment
+    (`ModelConfig.count_back`):
     there a token's state depends on where the text ends.
 
     All rows read the same number of tokens, so their segments end together.
@@ -90,7 +96,8 @@ class Reader:
 
 
 class _Segments:
-    """What a reader holds between two calls: the memory, and of the segment that has begun so many tokens.
+    """What a reader holds between two calls: the memory, and of the segment that has begun so many
+    tokens.
 
     Attributes:
         n_left: tokens up to the end of the segment.
@@ -98,7 +105,8 @@ class _Segments:
 
     def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
         self._read: Any = Frozen(model)
-        self._context, self._memory = context, memory
+        self._context = context
+        self._memory = memory
         self.n_left = context.tgt_len
 
     def read(self, token_BT: Tensor) -> Tensor:
@@ -123,7 +131,10 @@ class _Sliding(_Segments):
 
     def take_rows(self, index_B: Tensor) -> None:
         current = getattr(self._memory, "current", None)  # of a CUDA graph
-        memory = self._memory if current is None else current()
+        if current is None:
+            memory = self._memory
+        else:
+            memory = current()
         self._memory = memory.rows(index_B)
 
 
@@ -148,7 +159,9 @@ class _ReadOn(_Segments):
 
 
 class _Growing(_ReadOn):
-    """The memory is a queue: it grows by what is read of a segment, and is cut where the segment ends."""
+    """The memory is a queue: it grows by what is read of a segment, and is cut where the segment
+    ends.
+    """
 
     def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
         super().__init__(model, context, memory)
@@ -158,7 +171,8 @@ class _Growing(_ReadOn):
         """Tokens that stand together at its end, remembered ones included."""
 
     def read(self, token_BT: Tensor) -> Tensor:
-        n_token, input_BL = token_BT.shape[1], token_BT
+        n_token = token_BT.shape[1]
+        input_BL = token_BT
         if self.n_left == self._context.tgt_len:
             input_BL = torch.cat([self._again_BL, token_BT], dim=1)
             self._n_full = self._memory.length + self._n_open
@@ -178,7 +192,9 @@ class _Growing(_ReadOn):
 
 
 class _ReadAgain(_ReadOn):
-    """For any memory: the segment that has begun is read again from its first token for each one more."""
+    """For any memory: the segment that has begun is read again from its first token for each one
+    more.
+    """
 
     def read(self, token_BT: Tensor) -> Tensor:
         n_token = token_BT.shape[1]
@@ -186,7 +202,8 @@ class _ReadAgain(_ReadOn):
         hidden_BLD, memory = self._read(self._again_BL, self._memory, self._context)
         self.n_left -= n_token
         if not self.n_left:
-            self._memory, self.n_left = memory, self._context.tgt_len
+            self._memory = memory
+            self.n_left = self._context.tgt_len
             self._again_BL = self._last_again(self._again_BL)
         return hidden_BLD[:, -n_token:]
 
@@ -200,7 +217,11 @@ def _slides(config: ModelConfig, context: Context, memory: AnyMemory) -> bool:
 
 def _grows(config: ModelConfig) -> bool:
     """What is remembered of a token does not depend on where a segment ends."""
-    return MEMORIES[config.memory].traits.is_queue and config.recurrence == "below" and not config.count_back
+    return (
+        MEMORIES[config.memory].traits.is_queue
+        and config.recurrence == "below"
+        and not config.count_back
+    )
 
 
 def _between(memory: AnyMemory, begin: int, end: int) -> AnyMemory:

@@ -13,7 +13,8 @@ from txl.ops.packed import PackedLinear
 
 
 class WordProbabilities:
-    """What `AdaptiveSoftmax.log_prob` gives, of the head first, and of a tail cluster where it is needed.
+    """What `AdaptiveSoftmax.log_prob` gives, of the head first, and of a tail cluster where it is
+    needed.
 
     Under autocast whole tables are multiplied where there are several, whose casts it caches.
 
@@ -22,7 +23,9 @@ class WordProbabilities:
     """
 
     def __init__(self, softmax: AdaptiveSoftmax, packed_head: PackedLinear | None = None) -> None:
-        self.softmax, self.sizes, self.n_tail = softmax, softmax.sizes, softmax.n_tail
+        self.softmax = softmax
+        self.sizes = softmax.sizes
+        self.n_tail = softmax.n_tail
         self._packed_head = packed_head
 
     @classmethod
@@ -36,12 +39,16 @@ class WordProbabilities:
     def all(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""
         shortlist, clusters = self.head(hidden)
-        tails = [clusters[..., c : c + 1] + self.tail(hidden, c) for c in range(self.n_tail)]
+        tails = []
+        for c in range(self.n_tail):
+            tails.append(clusters[..., c : c + 1] + self.tail(hidden, c))
         return torch.cat([shortlist, *tails], dim=-1)
 
     def head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the shortlist's words, and of each tail cluster as a whole."""
-        shortlist, clusters = _log_softmax(self._head_logits(hidden)).split([self.sizes[0], self.n_tail], dim=-1)
+        shortlist, clusters = _log_softmax(self._head_logits(hidden)).split(
+            [self.sizes[0], self.n_tail], dim=-1
+        )
         return shortlist, clusters
 
     def tail(self, hidden: Tensor, c: int) -> Tensor:
@@ -59,8 +66,11 @@ class WordProbabilities:
         return logit
 
     def _cluster(self, hidden: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The projected hidden state, and the weight and bias of cluster i's words; the shortlist is cluster 0."""
-        tables, biases = self.softmax.tables, self.softmax.biases
+        """The projected hidden state, and the weight and bias of cluster i's words; the shortlist
+        is cluster 0.
+        """
+        tables = self.softmax.tables
+        biases = self.softmax.biases
         if len(self.softmax.projs):
             hidden = hidden @ self.softmax.projs[i]
         if len(tables) == len(self.sizes):

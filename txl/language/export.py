@@ -31,12 +31,16 @@ _CURVE = "curve.png"
 
 
 def write_folder(lm: "LanguageModel", folder: Path, to: str, notes: Notes) -> None:
-    """Write a model with its card, or nothing. Raises `UsageError` if the program `to` has no such model.
+    """Write a model with its card, or nothing. Raises `UsageError` if the program `to` has no such
+    model.
 
     Args:
         to: a key of `WRITERS`.
     """
-    curve = [] if lm.run is None else validation_curve(lm.run)
+    if lm.run is None:
+        curve = []
+    else:
+        curve = validation_curve(lm.run)
     with folder_written_whole(folder) as temporary:
         WRITERS[to](lm, temporary)
         if len(curve) > 1:
@@ -48,7 +52,10 @@ def write_folder(lm: "LanguageModel", folder: Path, to: str, notes: Notes) -> No
 
 def write_run(lm: "LanguageModel", folder: Path) -> None:
     """A run folder with one checkpoint, without the state of a training."""
-    record = {name: lm.record[name] for name in ("data", "texts", "converted_from") if name in lm.record}
+    record = {}
+    for name in ("data", "texts", "converted_from"):
+        if name in lm.record:
+            record[name] = lm.record[name]
     record["rates"] = rates(lm)  # for further exports
     record["reading"] = lm.reading
     ranks = Ranks(0, 1, torch.device("cpu"))
@@ -58,30 +65,43 @@ def write_run(lm: "LanguageModel", folder: Path) -> None:
 
 
 def write_huggingface(lm: "LanguageModel", folder: Path) -> None:
-    """The folder that TransfoXL's `from_pretrained` reads, in transformers 4 and with `txl.hf`. Raises `UsageError` if
-    Hugging Face has no such model."""
+    """The folder that TransfoXL's `from_pretrained` reads, in transformers 4 and with `txl.hf`.
+    Raises `UsageError` if Hugging Face has no such model.
+    """
     dataset = lm.record.get("data", {}).get("dataset")
     only = "TransfoXL of Hugging Face has words only, as they are written; use --to original"
     require(type(lm.tokenizer) is Vocab, f"--dataset {dataset}: {only}")
     _require_one_word_a_line(lm.tokenizer)
     double = second_names(lm.model.config)
-    tensors = {name: t.contiguous() for name, t in to_huggingface(lm.model).items() if name not in double}
+    tensors = {}
+    for name, t in to_huggingface(lm.model).items():
+        if name not in double:
+            tensors[name] = t.contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = config_for_huggingface(lm.model, lm.context) | {"eos_token_id": lm.tokenizer.index[EOS]}
+    config = config_for_huggingface(lm.model, lm.context) | {
+        "eos_token_id": lm.tokenizer.index[EOS]
+    }
     _write_json(folder / "config.json", config | rates(lm) | _data_of(lm))
     (folder / "vocab.txt").write_text(lm.tokenizer.files()["vocab.txt"], encoding="utf-8")
     if UNK in lm.tokenizer:  # its tokenizers work with no other vocabulary
         if not lm.is_tokenised:
             _write_json(folder / "tokenizer.json", tokenizer_of_words(lm.tokenizer.words))
-        settings = SETTINGS_OF_MOSES if lm.is_tokenised else SETTINGS_OF_WORDS
-        formula = ["<formula>"] if "<formula>" in lm.tokenizer and lm.is_tokenised else []
+        if lm.is_tokenised:
+            settings = SETTINGS_OF_MOSES
+        else:
+            settings = SETTINGS_OF_WORDS
+        if "<formula>" in lm.tokenizer and lm.is_tokenised:
+            formula = ["<formula>"]
+        else:
+            formula = []
         special = {"eos_token": EOS, "unk_token": UNK, "additional_special_tokens": formula}
         _write_json(folder / "tokenizer_config.json", special | settings)
 
 
 def write_original(lm: "LanguageModel", folder: Path) -> None:
-    """Weights and constructor arguments for `MemTransformerLM` of kimiyoung/transformer-xl, in one `model.pt`. Raises
-    `UsageError` if the 2019 code has no such model."""
+    """Weights and constructor arguments for `MemTransformerLM` of kimiyoung/transformer-xl, in one
+    `model.pt`. Raises `UsageError` if the 2019 code has no such model.
+    """
     _require_one_word_a_line(lm.tokenizer)
     weights = to_kimiyoung(lm.model)
     arguments = arguments_for_kimiyoung(lm.model, lm.context) | rates(lm)
@@ -94,29 +114,41 @@ WRITERS = {"txl": write_run, "huggingface": write_huggingface, "original": write
 
 
 def rates(lm: "LanguageModel") -> dict[str, float]:
-    """The rates of dropout of the training: as the run notes them, else those of the other program's model. Raises
-    `UsageError` if the note is damaged."""
+    """The rates of dropout of the training: as the run notes them, else those of the other
+    program's model. Raises `UsageError` if the note is damaged.
+    """
     record = lm.record
     noted = record.get("rates", record.get("train"))
     if noted is None:
         return rates_of(lm.model)
     try:
-        config = TrainConfig(**require_fields({name: noted[name] for name in RATES if name in noted}, TrainConfig))
+        config = TrainConfig(
+            **require_fields({name: noted[name] for name in RATES if name in noted}, TrainConfig)
+        )
     except (TypeError, ValueError) as error:
         raise UsageError(f"config.json of the run: {error}; use another copy") from None
     return {name: getattr(config, name) for name in RATES}
 
 
 def _require_one_word_a_line(tokenizer: Tokenizer) -> None:
-    """Raise `UsageError` if vocab.txt would be read back as other words: the first of each line that is not blank."""
-    odd = next((word for word in tokenizer.words if word.split() != [word]), None) if tokenizer.is_of_words else None
-    require(odd is None, f"{odd!r}: is not one word, and vocab.txt there has one a line; use --to txl")
+    """Raise `UsageError` if vocab.txt would be read back as other words: the first of each line
+    that is not blank.
+    """
+    if tokenizer.is_of_words:
+        odd = next((word for word in tokenizer.words if word.split() != [word]), None)
+    else:
+        odd = None
+    require(
+        odd is None, f"{odd!r}: is not one word, and vocab.txt there has one a line; use --to txl"
+    )
 
 
 def _data_of(lm: "LanguageModel") -> dict[str, Any]:
     """How the text of the training was read, from which the kind of vocabulary follows."""
     known = lm.known_data
-    return {DATA: known | {"cache_dir": None}} if known else {}
+    if known:
+        return {DATA: known | {"cache_dir": None}}
+    return {}
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -66,18 +66,19 @@ class TextScore:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A trained model, which scores, generates, gives hidden states and opens its text. `dataclasses.replace(lm,
-    context=...)` looks back further.
+    """A trained model, which scores, generates, gives hidden states and opens its text.
+    `dataclasses.replace(lm, context=...)` looks back further.
 
-    Texts are read as the splits were: words between white space, or WikiText's tokens where `is_tokenised`; a line
-    break is `<eos>`, and an unknown word is `<unk>`.
+    Texts are read as the splits were: words between white space, or WikiText's tokens where
+    `is_tokenised`; a line break is `<eos>`, and an unknown word is `<unk>`.
 
     Attributes:
         context: of the training.
-        record: what is known besides, as in a checkpoint's config.json; `data` has the fields of `DataConfig` that
-            are known of the text of the training.
+        record: what is known besides, as in a checkpoint's config.json; `data` has the fields of
+            `DataConfig` that are known of the text of the training.
         origin: None: it was not read.
-        dtype: of the matrix products; of 16 bits: of the weights too, which take no gradient and are not written.
+        dtype: of the matrix products; of 16 bits: of the weights too, which take no gradient and
+            are not written.
     """
 
     model: TransformerXL
@@ -97,24 +98,29 @@ class LanguageModel:
         device: str | torch.device = "auto",
         dtype: str = "float32",
     ) -> Self:
-        """Read a run folder, one of its checkpoints, a checkpoint of the 2019 code, of NVIDIA's or of Hugging Face's
-        TransfoXL, or a model of the Hugging Face hub by its name (`pip install huggingface_hub`).
+        """Read a run folder, one of its checkpoints, a checkpoint of the 2019 code, of NVIDIA's or
+        of Hugging Face's TransfoXL, or a model of the Hugging Face hub by its name (`pip install
+        huggingface_hub`).
 
         Args:
-            vocabulary: the words of a checkpoint of another program, where they are not beside the weights.
+            vocabulary: the words of a checkpoint of another program, where they are not beside the
+                weights.
             dataset: kind of the text of its training, where it does not say so itself.
             device: auto, cpu, cuda, cuda:1 or mps.
-            dtype: of the matrix products; bfloat16 or float16: the weights are kept in it, which halves memory, see
-                docs/speed.md; auto: bfloat16 on a device that is made for it.
+            dtype: of the matrix products; bfloat16 or float16: the weights are kept in it, which
+                halves memory, see docs/speed.md; auto: bfloat16 on a device that is made for it.
         Raises:
-            UsageError: if there is no such thing, it is damaged, or has no vocabulary; if it is in float64 and the
-                dtype is another.
+            UsageError: if there is no such thing, it is damaged, or has no vocabulary; if it is in
+                float64 and the dtype is another.
         """
         known = get_args(Dtype)
         require(dtype in known, f"dtype {dtype}: no such dtype; there are {', '.join(known)}")
-        path, device = located(source), device_of(device) if isinstance(device, str) else device
+        path = located(source)
+        device = device_of(device) if isinstance(device, str) else device
         dtype = dtype_on(device, dtype)
-        contents = read_source(path, Path(vocabulary) if vocabulary else None, dataset, getattr(torch, dtype))
+        contents = read_source(
+            path, Path(vocabulary) if vocabulary else None, dataset, getattr(torch, dtype)
+        )
         contents.model.to(device).eval()
         pack_weights(contents.model)
         return cls(*contents, dtype=dtype_for(contents.model, dtype))
@@ -137,8 +143,12 @@ class LanguageModel:
 
     @property
     def run(self) -> Path | None:
-        """The run folder that was asked for, or a checkpoint of it; None: it is another program's."""
-        return None if self.origin is None else self.origin.run
+        """The run folder that was asked for, or a checkpoint of it; None: it is
+        another program's.
+        """
+        if self.origin is None:
+            return None
+        return self.origin.run
 
     def fingerprint(self) -> str:
         """Hex digest of the weights as they were read."""
@@ -147,17 +157,26 @@ class LanguageModel:
 
     @property
     def reading(self) -> dict[str, Any]:
-        """What of the training its text is read by: `reset`, as in `TrainConfig`, and `has_other_words`: the vocabulary
-        is not that of the text, but of the model that the training began with."""
+        """What of the training its text is read by: `reset`, as in `TrainConfig`, and
+        `has_other_words`: the vocabulary is not that of the text, but of the model that the
+        training began with.
+        """
         train = self.record.get("train", {})
-        as_trained = {"reset": train.get("reset", "never"), "has_other_words": bool(train.get("init_from"))}
+        as_trained = {
+            "reset": train.get("reset", "never"),
+            "has_other_words": bool(train.get("init_from")),
+        }
         return self.record.get("reading", as_trained)
 
     @property
     def known_data(self) -> dict[str, Any]:
         """The fields of `DataConfig` that are known of the text of the training."""
         assumed = self.record.get("converted_from", {}).get("assumed", [])  # by version 0.2
-        return {name: value for name, value in self.record.get("data", {}).items() if name not in assumed}
+        settings = {}
+        for name, value in self.record.get("data", {}).items():
+            if name not in assumed:
+                settings[name] = value
+        return settings
 
     @contextmanager
     def used_as(self, use: ModelUse) -> Iterator[TransformerXL]:
@@ -166,7 +185,9 @@ class LanguageModel:
         context = self.context.overlaid(clamp_len=use.clamp_len)
         require_serves(self.model.layers[0].attn.pos, context, can_change=False)
         use_attention(self.model, use.attn_impl)
-        with autocast(self.model.device, dtype_for(self.model, dtype_on(self.model.device, use.dtype))):
+        with autocast(
+            self.model.device, dtype_for(self.model, dtype_on(self.model.device, use.dtype))
+        ):
             yield self.model
 
     def computing(self) -> torch.autocast:
@@ -174,13 +195,15 @@ class LanguageModel:
         return autocast(self.model.device, self.dtype)
 
     def data_config(self, asked: Mapping[str, Any] = MappingProxyType({})) -> DataConfig:
-        """How the text of the training was read, with the fields that are `asked` for in place of those. Raises
-        `UsageError` if nobody knows, or the text is not there any more."""
+        """How the text of the training was read, with the fields that are `asked` for in place of
+        those. Raises `UsageError` if nobody knows, or the text is not there any more.
+        """
         return resolved_data(self.record, self.folder, asked, n_word=len(self.tokenizer))
 
     def corpus(self, config: DataConfig | None = None) -> Corpus:
-        """The text of the training in the model's tokens, or that of `config`. Raises `UsageError` if it is not there,
-        or defines another vocabulary."""
+        """The text of the training in the model's tokens, or that of `config`. Raises `UsageError`
+        if it is not there, or defines another vocabulary.
+        """
         return open_corpus(
             self.folder,
             self.tokenizer,
@@ -189,17 +212,22 @@ class LanguageModel:
         )
 
     def write(self, folder: Path, to: str = "txl", **notes: Any) -> None:
-        """Write a new folder: a run (`txl`), what transformers loads (`huggingface`), or what the 2019 code loads
-        (`original`); with a model card. Raises `UsageError` if the other program has no such model.
+        """Write a new folder: a run (`txl`), what transformers loads (`huggingface`), or what the
+        2019 code loads (`original`); with a model card. Raises `UsageError` if the other program
+        has no such model.
 
         Args:
-            notes: for the card: `licence`, `about`, `evaluations` and `samples` of `txl.language.model_card.Notes`.
+            notes: for the card: `licence`, `about`, `evaluations` and `samples` of
+                `txl.language.model_card.Notes`.
         """
         from txl.language.export import write_folder  # few programs write
         from txl.language.model_card import Notes
 
         name = str(self.dtype).removeprefix("torch.")
-        require(self.dtype == torch.float32, f"dtype {name}: its weights are rounded; open it in float32 to write it")
+        require(
+            self.dtype == torch.float32,
+            f"dtype {name}: its weights are rounded; open it in float32 to write it",
+        )
         write_folder(self, folder, to, Notes(**notes))
 
     def encode(self, text: str) -> list[int]:
@@ -211,7 +239,8 @@ class LanguageModel:
         return "".join(map(decoder(self.tokenizer, tokenised=self.is_tokenised), ids))
 
     def stream(self, prompt: str = "", **settings: Any) -> Iterator[str]:
-        """The text that continues the prompt, in pieces, mostly a word with the space before it, as they are sampled.
+        """The text that continues the prompt, in pieces, mostly a word with the space before it, as
+        they are sampled.
 
         Args:
             prompt: empty: begin a line.
@@ -220,11 +249,14 @@ class LanguageModel:
             stop: string or strings before which the text ends.
             seed: for a reproducible result; None: PyTorch's global generator.
             allow_unknown: `<unk>` may be sampled.
-            no_repeat_ngram_size: so many tokens in a row occur only once, prompt included; 0: as often as they come.
+            no_repeat_ngram_size: so many tokens in a row occur only once, prompt included; 0: as
+                often as they come.
             raw: tokens with spaces between them instead of natural spelling.
-            num_beams: above 1: the most likely text that beam search finds, in one piece, instead of a sample.
+            num_beams: above 1: the most likely text that beam search finds, in one piece, instead
+                of a sample.
             length_penalty: see `txl.generation.beams.beam_search`.
-            temperature, top_k, top_p, min_p, typical_p, repetition_penalty: see `txl.generation.rule.Rule`.
+            temperature, top_k, top_p, min_p, typical_p, repetition_penalty: see
+            `txl.generation.rule.Rule`.
         Raises:
             UsageError: if a setting is impossible.
         """
@@ -240,21 +272,32 @@ class LanguageModel:
     def generate(self, prompt: str = "", **settings: Any) -> str: ...
 
     @overload
-    def generate(self, prompt: Sequence[str], *, batch_size: int = 16, **settings: Any) -> list[str]: ...
+    def generate(
+        self, prompt: Sequence[str], *, batch_size: int = 16, **settings: Any
+    ) -> list[str]: ...
 
-    def generate(self, prompt: str | Sequence[str] = "", *, batch_size: int = 16, **settings: Any) -> str | list[str]:
+    def generate(
+        self, prompt: str | Sequence[str] = "", *, batch_size: int = 16, **settings: Any
+    ) -> str | list[str]:
         """The text that continues the prompt; arguments as `stream`.
 
-        For a list of prompts, a list of texts, generated side by side, `batch_size` at a time. Text i is what prompt i
-        gives alone with the i-th seed after `seed`; a list of the same prompt gives samples.
+        For a list of prompts, a list of texts, generated side by side, `batch_size` at a time. Text
+        i is what prompt i gives alone with the i-th seed after `seed`; a list of the same prompt
+        gives samples.
         """
         if isinstance(prompt, str):
             return "".join(self.stream(prompt, **settings))
         with self.computing():
-            return list(self._generator(**settings).texts([*map(self._prompt_ids, prompt)], batch_size=batch_size))
+            return list(
+                self._generator(**settings).texts(
+                    [*map(self._prompt_ids, prompt)], batch_size=batch_size
+                )
+            )
 
     def _prompt_ids(self, prompt: str) -> list[int]:
-        return self.encode(prompt) if self.tokenizer.prompt(prompt) else []
+        if self.tokenizer.prompt(prompt):
+            return self.encode(prompt)
+        return []
 
     def _generator(
         self,
@@ -271,14 +314,17 @@ class LanguageModel:
         **sampling: Any,
     ) -> TextGenerator:
         require(
-            num_beams == 1 or not sampling, f"num_beams {num_beams}: draws nothing; leave out {', '.join(sampling)}"
+            num_beams == 1 or not sampling,
+            f"num_beams {num_beams}: draws nothing; leave out {', '.join(sampling)}",
         )
         return TextGenerator(
             model=self.model,
             context=self.context,
             tokenizer=self.tokenizer,
             tokenised=self.is_tokenised and not raw,
-            ending=Ending(length=length, lines=lines, stop=(stop,) if isinstance(stop, str) else stop),
+            ending=Ending(
+                length=length, lines=lines, stop=(stop,) if isinstance(stop, str) else stop
+            ),
             rule=Rule(**sampling),
             seed=seed,
             allow_unknown=allow_unknown,
@@ -288,13 +334,17 @@ class LanguageModel:
         )
 
     def score(self, text: str, context: str = "") -> TextScore:
-        """The nats of each token of a text, which begins a line or continues `context`. Raises `UsageError` if the text
-        is empty."""
+        """The nats of each token of a text, which begins a line or continues `context`. Raises
+        `UsageError` if the text is empty.
+        """
         before = [self.tokenizer.eos_id, *self._prompt_ids(context)]
         ids = self.encode(text)
         with self.computing():
             nll_N = score_text(
-                self.model, np.array(before + ids), self.reading_context(len(before + ids)), first=len(before)
+                self.model,
+                np.array(before + ids),
+                self.reading_context(len(before + ids)),
+                first=len(before),
             )
         return TextScore([self.tokenizer.words[i] for i in ids], nll_N.tolist())
 
@@ -304,7 +354,9 @@ class LanguageModel:
 
     @torch.no_grad()
     def hidden_states(self, text: str) -> Tensor:
-        """The last layer's output for each token of a text that begins a line, (N, d_model), on the CPU."""
+        """The last layer's output for each token of a text that begins a line, (N, d_model), on the
+        CPU.
+        """
         ids_1N = torch.tensor([[self.tokenizer.eos_id, *self.encode(text)]])
         with self.computing():
             hidden_1ND = Reader(self.model, self.reading_context(ids_1N.shape[1]), 1).read(ids_1N)

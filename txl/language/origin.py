@@ -17,7 +17,8 @@ class Origin(NamedTuple):
     Attributes:
         kind: whose it was.
         path: the checkpoint.
-        run: the run folder, or a checkpoint of it, that was asked for; None: it is another program's.
+        run: the run folder, or a checkpoint of it, that was asked for; None: it is another
+            program's.
         tensors: the names of the tensors that were read.
         dtype: of the weights in the file, if it is another program's.
         fingerprint: gives the hex digest of the weights.

@@ -25,36 +25,48 @@ def read_converted(
 ) -> Contents:
     """As `read_source`, of what is no run of txl; `wanted` is its `dtype`."""
     there = ", ".join(DATA_SETS)
-    require(dataset is None or dataset in DATA_SETS, f"--dataset {dataset}: no such kind of text; there are {there}")
+    require(
+        dataset is None or dataset in DATA_SETS,
+        f"--dataset {dataset}: no such kind of text; there are {there}",
+    )
     found = convert(path, vocabulary)
     data = _data_of(found, path)
     tokenizer = _checked_tokenizer(found, path, data.get("dataset"), dataset)
     if dataset is not None and not data:
         data = {**DATA_SETS[dataset].as_in_2019, "dataset": dataset}
-    model, dtype = found.model, next(found.model.parameters()).dtype
-    if not dtype == wanted == torch.float32:  # as the checkpoint of a run with these weights is read
-        model = model_with(dict(model.state_dict()), model.config, **rates_of(model), dtype=wanted).eval()
+    model = found.model
+    dtype = next(found.model.parameters()).dtype
+    # as the checkpoint of a run with these weights is read
+    if not dtype == wanted == torch.float32:
+        model = model_with(
+            dict(model.state_dict()), model.config, **rates_of(model), dtype=wanted
+        ).eval()
     record = {"converted_from": {"kind": found.kind, "source": path.name}, "data": data}
     origin = Origin(found.kind, path, None, found.tensors, dtype, partial(sha256, found.weights))
     return Contents(model, found.context, tokenizer, record, origin)
 
 
 def _data_of(converted: Converted, source: Path) -> dict[str, Any]:
-    """What an export by txl says of the text of the training; nothing of other checkpoints. Raises `UsageError` if it
-    is damaged."""
+    """What an export by txl says of the text of the training; nothing of other checkpoints. Raises
+    `UsageError` if it is damaged.
+    """
     if converted.data is None:
         return {}
     try:
         data: dict[str, Any] = require_fields(converted.data, DataConfig)
         DataConfig(**data)
     except ValueError as error:
-        raise UsageError(f"{source}: what it says of its text is damaged ({error}); use another copy") from None
+        raise UsageError(
+            f"{source}: what it says of its text is damaged ({error}); use another copy"
+        ) from None
     return data
 
 
-def _checked_tokenizer(converted: Converted, source: Path, own: str | None, dataset: str | None) -> Tokenizer:
-    """The tokenizer of another program's model. Raises `UsageError` if there is none, or it has not as many words as
-    the model, or none ends a line.
+def _checked_tokenizer(
+    converted: Converted, source: Path, own: str | None, dataset: str | None
+) -> Tokenizer:
+    """The tokenizer of another program's model. Raises `UsageError` if there is none, or it has not
+    as many words as the model, or none ends a line.
 
     Args:
         own: the data set that the checkpoint names.
@@ -66,22 +78,35 @@ def _checked_tokenizer(converted: Converted, source: Path, own: str | None, data
     try:
         tokenizer = _tokenizer(converted, own, dataset or DataConfig.dataset)
     except (OSError, ValueError) as error:
-        kind = f" of --dataset {own or dataset}" if own or dataset else ""
-        do = f"give the --dataset of its training, or {do}" if dataset and not own else do
+        if own or dataset:
+            kind = f" of --dataset {own or dataset}"
+        else:
+            kind = ""
+        if dataset and not own:
+            do = f"give the --dataset of its training, or {do}"
         raise UsageError(f"{source}: its words are no vocabulary{kind} ({error}); {do}") from None
     n_word = len(tokenizer)
-    require(n_word == n_token, f"{source}: its vocabulary has {n_word} words, the model has {n_token}; {do}")
+    require(
+        n_word == n_token,
+        f"{source}: its vocabulary has {n_word} words, the model has {n_token}; {do}",
+    )
     has_none = f"its vocabulary has no {EOS}; models of enwik8, text8 and lm1b need that --dataset"
     require(tokenizer.has_eos, f"{source}: {has_none}")
     return tokenizer
 
 
 def _tokenizer(converted: Converted, own: str | None, dataset: str) -> Tokenizer:
-    """As `_checked_tokenizer`. Raises `OSError` or `ValueError` if the files hold no such vocabulary."""
-    path, kind = converted.vocabulary, kind_of_tokenizer(own or dataset)
+    """As `_checked_tokenizer`.
+
+    Raises `OSError` or `ValueError` if the files hold no such vocabulary.
+    """
+    path = converted.vocabulary
+    kind = kind_of_tokenizer(own or dataset)
     if own and path and path.suffix == ".txt":  # as txl writes it
         files = {"vocab.txt": path}
-        return tokenizer_of(own, lambda name: files.get(name, path.with_name(name)).read_bytes().decode())
+        return tokenizer_of(
+            own, lambda name: files.get(name, path.with_name(name)).read_bytes().decode()
+        )
     if not kind.takes_words:
         require(not own, f"{own} comes back from the files of the export only")
         kind = Vocab

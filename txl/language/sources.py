@@ -1,4 +1,6 @@
-"""Where trained models are read from: runs of txl, checkpoints of other programs, the Hugging Face hub."""
+"""Where trained models are read from: runs of txl, checkpoints of other programs, the Hugging Face
+hub.
+"""
 
 import errno
 import os
@@ -7,7 +9,14 @@ from pathlib import Path
 
 import torch
 
-from txl.checkpoint import Checkpoint, checkpoints, damaged, is_checkpoint, load_model, open_checkpoint
+from txl.checkpoint import (
+    Checkpoint,
+    checkpoints,
+    damaged,
+    is_checkpoint,
+    load_model,
+    open_checkpoint,
+)
 from txl.config import UsageError, require
 from txl.data_utils.datasets import DataConfig, tokenizer_of
 from txl.data_utils.tokenizer import EOS, Tokenizer
@@ -20,33 +29,56 @@ _PARTS = (".json", ".jsonl", ".md", ".safetensors", ".txt")
 
 
 def located(source: str | Path) -> Path:
-    """The path of a source; a model of the hub is downloaded. Raises `UsageError` if there is no such thing."""
-    path, name = Path(os.path.expanduser(source)), str(source)
+    """The path of a source; a model of the hub is downloaded.
+
+    Raises `UsageError` if there is no such thing.
+    """
+    path = Path(os.path.expanduser(source))
+    name = str(source)
     if not path.exists():
-        is_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None and not path.parent.is_dir()
-        do = "give a run, as in train.py --work_dir, a checkpoint, or a name on the hub (owner/name)"
+        is_name = (
+            re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None and not path.parent.is_dir()
+        )
+        do = (
+            "give a run, as in train.py --work_dir, a checkpoint, or a name on the hub (owner/name)"
+        )
         require(is_name, f"{name}: no such file or folder; {do}")
         return _downloaded(name)
     is_part = path.suffix in _PARTS or path.name in ("best", "latest", "pytorch_model.bin")
-    if is_part and path.is_file() and (is_ours(path.parent) or (path.parent / "config.json").is_file()):
+    if (
+        is_part
+        and path.is_file()
+        and (is_ours(path.parent) or (path.parent / "config.json").is_file())
+    ):
         raise UsageError(f"{source}: is a file; name its folder, {path.parent}")
     return path
 
 
 def _downloaded(name: str) -> Path:
     try:
-        from huggingface_hub import snapshot_download  # pyright: ignore[reportMissingImports] (an extra)
+        from huggingface_hub import (  # pyright: ignore[reportMissingImports] (an extra)
+            snapshot_download,
+        )
     except ImportError:
-        raise UsageError(f"{name}: no such folder; for models of the hub, pip install huggingface_hub") from None
-    patterns = ["*.json", "*.safetensors", "*.bin", "*vocab.*", "*SHA256SUMS", "best", "latest"]  # `*` matches / too
+        raise UsageError(
+            f"{name}: no such folder; for models of the hub, pip install huggingface_hub"
+        ) from None
+    # `*` matches / too
+    patterns = ["*.json", "*.safetensors", "*.bin", "*vocab.*", "*SHA256SUMS", "best", "latest"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["corpus.bin", "*.h5"]))
-    except Exception as error:  # those of the hub and of the network below it have no class in common
+        return Path(
+            snapshot_download(name, allow_patterns=patterns, ignore_patterns=["corpus.bin", "*.h5"])
+        )
+    # those of the hub and of the network below it have no class in common
+    except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         why = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         is_unknown = type(error).__name__ == "RepositoryNotFoundError"
-        hub = "has no such model, or it is private" if is_unknown else f"could not be asked ({why})"
+        if is_unknown:
+            hub = "has no such model, or it is private"
+        else:
+            hub = f"could not be asked ({why})"
         raise UsageError(f"{name}: no such folder, and the hub {hub}; check the name") from None
 
 
@@ -64,14 +96,20 @@ def is_ours(path: Path) -> bool:
 
 
 def read_source(
-    path: Path, vocabulary: Path | None = None, dataset: str | None = None, dtype: torch.dtype = torch.float32
+    path: Path,
+    vocabulary: Path | None = None,
+    dataset: str | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Contents:
-    """The model of a run folder, of one of its checkpoints, or of a checkpoint of the 2019 code, of NVIDIA's or of
-    Hugging Face's TransfoXL. Raises `UsageError` if it is damaged, of no known kind, or has no vocabulary.
+    """The model of a run folder, of one of its checkpoints, or of a checkpoint of the 2019 code, of
+    NVIDIA's or of Hugging Face's TransfoXL. Raises `UsageError` if it is damaged, of no known kind,
+    or has no vocabulary.
 
     Args:
-        vocabulary: file of the words of another program's checkpoint, where they are not beside the weights.
-        dataset: kind of the text that such a checkpoint was trained on, where it does not say so itself.
+        vocabulary: file of the words of another program's checkpoint, where they are not beside the
+            weights.
+        dataset: kind of the text that such a checkpoint was trained on, where it does not say so
+            itself.
         dtype: see `load_model`.
     """
     while True:
@@ -86,20 +124,31 @@ def read_source(
 
 def _read(path: Path, vocabulary: Path | None, dataset: str | None, dtype: torch.dtype) -> Contents:
     if is_ours(path):
-        require(vocabulary is None, f"{vocabulary}: {path} is a run of txl and has its own vocabulary; leave it out")
+        require(
+            vocabulary is None,
+            f"{vocabulary}: {path} is a run of txl and has its own vocabulary; leave it out",
+        )
         checkpoint = open_checkpoint(path)
-        model, tokenizer = load_model(checkpoint, dtype=dtype), tokenizer_in(checkpoint)
+        model = load_model(checkpoint, dtype=dtype)
+        tokenizer = tokenizer_in(checkpoint)
         names = tuple(name for name, _ in model.named_parameters())
-        origin = Origin("txl", checkpoint.folder, path, names, torch.float32, checkpoint.fingerprint)
+        origin = Origin(
+            "txl", checkpoint.folder, path, names, torch.float32, checkpoint.fingerprint
+        )
         return Contents(model, checkpoint.context, tokenizer, checkpoint.record, origin)
-    from txl.language.others import read_converted  # most sources are runs, and a start takes no longer for others
+    # most sources are runs, and a start takes no longer for others
+    from txl.language.others import read_converted
 
     return read_converted(path, vocabulary, dataset, dtype)
 
 
 def tokenizer_in(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a checkpoint. Raises `UsageError` if it is damaged, or not that of the model."""
-    path, n_token = checkpoint.folder / "vocab.txt", checkpoint.model_config.n_token
+    """The tokenizer of a checkpoint.
+
+    Raises `UsageError` if it is damaged, or not that of the model.
+    """
+    path = checkpoint.folder / "vocab.txt"
+    n_token = checkpoint.model_config.n_token
     dataset = checkpoint.record.get("data", {}).get("dataset", DataConfig.dataset)
     try:
         tokenizer = tokenizer_of(dataset, checkpoint.attachment)

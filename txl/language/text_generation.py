@@ -17,15 +17,17 @@ from txl.model.transformer import TransformerXL
 
 @dataclass(frozen=True, kw_only=True)
 class TextGenerator:
-    """A model with its words, and how it continues prompts, which are lists of ids. A text begins after the token that
-    ends a line, as in `LanguageModel.score`: an empty prompt begins a line.
+    """A model with its words, and how it continues prompts, which are lists of ids. A text begins
+    after the token that ends a line, as in `LanguageModel.score`: an empty prompt begins a line.
 
     Attributes:
         tokenised: see `txl.data_utils.free_text.decoder`.
         seed: of the first prompt; the next has the next seed. None: PyTorch's global generator.
         allow_unknown: `<unk>` may be sampled.
-        no_repeat_ngram_size: so many tokens in a row occur only once; see `txl.generation.ngrams.NGrams`.
-        num_beams, length_penalty: above one beam, the most likely text that `beam_search` finds instead of a sample.
+        no_repeat_ngram_size: so many tokens in a row occur only once; see
+            `txl.generation.ngrams.NGrams`.
+        num_beams, length_penalty: above one beam, the most likely text that `beam_search` finds
+        instead of a sample.
     """
 
     model: TransformerXL
@@ -43,7 +45,9 @@ class TextGenerator:
     @property
     def banned(self) -> list[int]:
         """Ids that are never written."""
-        return [] if self.allow_unknown or UNK not in self.tokenizer else [self.tokenizer.index[UNK]]
+        if self.allow_unknown or UNK not in self.tokenizer:
+            return []
+        return [self.tokenizer.index[UNK]]
 
     def stream(self, prompt: Sequence[int]) -> Iterator[str]:
         """The text that continues a prompt, in pieces as soon as they are certain."""
@@ -53,7 +57,8 @@ class TextGenerator:
             yield from (piece for _, piece in self._pieces([prompt], [0]))
 
     def texts(self, prompts: Sequence[Sequence[int]], *, batch_size: int) -> Iterator[str]:
-        """The texts that continue several prompts, in their order, each as it would be alone with its seed.
+        """The texts that continue several prompts, in their order, each as it would be alone with
+        its seed.
 
         Args:
             batch_size: prompts that are continued side by side.
@@ -61,7 +66,9 @@ class TextGenerator:
         if self.num_beams > 1:
             yield from map(self._most_likely, prompts)
             return
-        texts, done, n_yielded = [""] * len(prompts), [False] * len(prompts), 0
+        texts = [""] * len(prompts)
+        done = [False] * len(prompts)
+        n_yielded = 0
         lengths = [1 + len(prompt) for prompt in prompts]
         for group in side_by_side(lengths, batch_size=batch_size):
             for row, piece in self._pieces([prompts[index] for index in group], group):
@@ -96,7 +103,9 @@ class TextGenerator:
         )
         return written(found[0].ids)[0]
 
-    def _pieces(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[tuple[int, str]]:
+    def _pieces(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
+    ) -> Iterator[tuple[int, str]]:
         session = Session(dataclasses.replace(self, context=self._context_for(prompts)), seeds)
         for row, prompt in enumerate(prompts):
             session.read(row, prompt)
@@ -111,7 +120,8 @@ class Session:
     """
 
     def __init__(self, how: TextGenerator, seeds: Sequence[int] = (0,)) -> None:
-        tokenizer, self._ending = how.tokenizer, how.ending
+        tokenizer = how.tokenizer
+        self._ending = how.ending
         self._eos = tokenizer.eos_id
         self._decoders = [decoder(tokenizer, tokenised=how.tokenised) for _ in seeds]
         self._lines = [""] * len(seeds)  # the last of each text
@@ -137,8 +147,13 @@ class Session:
             self._lines[row] = (self._lines[row] + piece).rpartition("\n")[2]
 
     def write(self) -> Iterator[tuple[int, str]]:
-        """Continue all texts to their ends; yields (row, piece of text). A session of one text may go on after that."""
-        texts = [GrowingText(self._ending, line) for line in self._lines]
+        """Continue all texts to their ends; yields (row, piece of text).
+
+        A session of one text may go on after that.
+        """
+        texts = []
+        for line in self._lines:
+            texts.append(GrowingText(self._ending, line))
         finished = self._rows.is_finished
         finished[:] = [False] * len(texts)
         while not all(finished):

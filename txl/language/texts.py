@@ -14,10 +14,13 @@ from txl.data_utils.tokenizer import Tokenizer
 from txl.runtime.records import require_fields
 
 
-def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str]) -> dict[str, Any]:
-    """The fields of `DataConfig` that a record says a model was trained with, without the cache folder. Raises
-    `UsageError` if the record does not hold them, or, unless `data` is `asked` for, if the folder of the text is gone,
-    or the text is at an address that this user has never typed; from one that was typed it is copied again.
+def data_settings(
+    record: Mapping[str, Any], folder: Path, asked: Collection[str]
+) -> dict[str, Any]:
+    """The fields of `DataConfig` that a record says a model was trained with, without the cache
+    folder. Raises `UsageError` if the record does not hold them, or, unless `data` is `asked` for,
+    if the folder of the text is gone, or the text is at an address that this user has never typed;
+    from one that was typed it is copied again.
 
     Args:
         folder: of the checkpoint.
@@ -29,39 +32,57 @@ def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str
         raise damaged(folder / "config.json", error) from None
     if "data" not in asked:
         require_typed(config.data, folder / "config.json")
-    there = "data" in asked or any(map(is_remote, names_in(config.data))) or home_of(config.data).is_dir()
-    require(there, f"{config.data}: the text of the training is not there; name its folder with --data")
+    there = (
+        "data" in asked
+        or any(map(is_remote, names_in(config.data)))
+        or home_of(config.data).is_dir()
+    )
+    require(
+        there, f"{config.data}: the text of the training is not there; name its folder with --data"
+    )
     return saved
 
 
-def resolved_data(record: Mapping[str, Any], folder: Path, asked: Mapping[str, Any], *, n_word: int) -> DataConfig:
-    """The settings of the training, over which those that are `asked` for win. Raises `UsageError` as `data_settings`,
-    or if they limit the vocabulary or name another tokenizer."""
+def resolved_data(
+    record: Mapping[str, Any], folder: Path, asked: Mapping[str, Any], *, n_word: int
+) -> DataConfig:
+    """The settings of the training, over which those that are `asked` for win. Raises `UsageError`
+    as `data_settings`, or if they limit the vocabulary or name another tokenizer.
+    """
     remember_typed(asked.get("data"))
     max_size = asked.get("max_size")
     require(
         (max_size or n_word) >= n_word - 2,  # <eos> and <unk> do not count
-        f"--max_size {max_size}: limits a vocabulary, and that of the model has {n_word} words; leave it out; splits "
-        f"are read whole, so for fewer batches (NVIDIA's flag of this name) shorten their files",
+        f"--max_size {max_size}: limits a vocabulary, and that of the model has {n_word} words;"
+        " leave it out; splits are read whole, so for fewer batches (NVIDIA's flag of this name)"
+        " shorten their files",
     )
     as_trained = dataclasses.asdict(DataConfig(**data_settings(record, folder, asked)))
     own = as_trained["tokenizer"]
-    other = f"--tokenizer {asked.get('tokenizer')}: the model has its own, which its checkpoint keeps; leave it out"
+    other = (
+        f"--tokenizer {asked.get('tokenizer')}: the model has its own, which its checkpoint keeps;"
+        " leave it out"
+    )
     require(asked.get("tokenizer", own) == own, other)
-    if asked.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own vocabulary settings
+    # its own vocabulary settings
+    if asked.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:
         as_trained = {"data": as_trained["data"]}
     return build(DataConfig, asked, **as_trained)
 
 
-def open_corpus(folder: Path, tokenizer: Tokenizer, config: DataConfig, *, has_other_words: bool) -> Corpus:
-    """A text in the model's tokens. Raises `UsageError` if it defines another vocabulary, unless the model
-    `has_other_words` than the text of its training, or was given its tokenizer."""
+def open_corpus(
+    folder: Path, tokenizer: Tokenizer, config: DataConfig, *, has_other_words: bool
+) -> Corpus:
+    """A text in the model's tokens. Raises `UsageError` if it defines another vocabulary, unless
+    the model `has_other_words` than the text of its training, or was given its tokenizer.
+    """
     corpus = Corpus(config, tokenizer)
     if corpus.defines_vocabulary and config.tokenizer is None and not has_other_words:
         own = Corpus(corpus.config).vocab
         require(
             own.fingerprint() == tokenizer.fingerprint(),
-            f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {folder} was trained with "
-            f"({len(tokenizer):,}); give the --data and --dataset of the training run, or only valid.txt and test.txt",
+            f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {folder} was"
+            f" trained with ({len(tokenizer):,}); give the --data and --dataset of the training"
+            " run, or only valid.txt and test.txt",
         )
     return corpus

@@ -22,14 +22,16 @@ def losses_by_token(
     starts: np.ndarray | None = None,
     batch_size: int = 10,
 ) -> np.ndarray:
-    """Nats (minus the log-likelihood) of each token of a text but the first, in its order, (len(ids) - 1,), as eval.py
-    scores them. Where the memory looks back without limit, the text is read in one stream.
+    """Nats (minus the log-likelihood) of each token of a text but the first, in its order,
+    (len(ids) - 1,), as eval.py scores them. Where the memory looks back without limit, the text is
+    read in one stream.
 
     Args:
         ids: of the text, such as `lm.corpus().split("test")`.
         context: how far it is looked back; None: as in the training.
         borders: cut, or aside: each token stands late in its segment, whatever the memory.
-        starts: where documents begin, each of which is read with an empty memory; None: the text is read as one.
+        starts: where documents begin, each of which is read with an empty memory; None: the text is
+            read as one.
         batch_size: streams, on which the result does not depend.
     Raises:
         DataError: if there is no token to predict.

@@ -66,7 +66,9 @@ def unbounded(config: ModelConfig) -> str:
     """The flag for which a token sees more than that; empty: there is none."""
     if config.recurrence == "same":
         return "--recurrence same"
-    return "" if MEMORIES[config.memory].traits.is_bounded else f"--memory {config.memory}"
+    if MEMORIES[config.memory].traits.is_bounded:
+        return ""
+    return f"--memory {config.memory}"
 
 
 def _rules(config: ModelConfig) -> Sequence[type[MemoryRule]]:

@@ -1,4 +1,6 @@
-"""What memories share that keep what has left the window in another form, and read it beside attention."""
+"""What memories share that keep what has left the window in another form, and read it beside
+attention.
+"""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -25,7 +27,8 @@ BESIDE: dict[str, tuple[Any, ...]] = {
 
 
 class BesideAttention(MemoryRule):
-    """Hidden states as in `fifo`; of those before them something that a gate per head adds to the result of attention:
+    """Hidden states as in `fifo`; of those before them something that a gate per head adds to the
+    result of attention:
 
     A = g A_memory + (1 - g) A_local          g = sigmoid(b)
     """
@@ -42,13 +45,17 @@ class BesideAttention(MemoryRule):
     def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
         return grown(cls.empty(config, batch_size, like=like), context.mem_len)
 
-    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
+    def forward(
+        self, layer: Any, h_BTD: Tensor, state: State, reading: Reading
+    ) -> tuple[Tensor, State]:
         then = partial(self.beside, state.extra, reading.span)
         out_BTD = layer.attend(h_BTD, state.hidden_BMD, reading.feats, reading.span, then)
         return out_BTD, self.kept(state, h_BTD, reading.span, reading.context, layer)
 
     @abstractmethod
-    def beside(self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+    def beside(
+        self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor
+    ) -> Tensor:
         """The result of attention with what is read of `State.extra`, (B, N, T, H).
 
         Args:
@@ -57,7 +64,9 @@ class BesideAttention(MemoryRule):
         """
 
     @abstractmethod
-    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+    def kept(
+        self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any
+    ) -> State:
         """The state after a segment that the layer read as `new`."""
 
     def joined(self, read_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
@@ -67,8 +76,9 @@ class BesideAttention(MemoryRule):
 
 
 def beyond_window(state: State, new_BTD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-    """What of [memory, segment] leaves the window of mem_len tokens, (B, L, D), and the detached rest. The last ext_len
-    tokens of the segment are neither."""
+    """What of [memory, segment] leaves the window of mem_len tokens, (B, L, D), and the detached
+    rest. The last ext_len tokens of the segment are neither.
+    """
     n_new = max(0, new_BTD.shape[1] - context.ext_len)
     plain_BMD = torch.cat([state.hidden_BMD, new_BTD[:, :n_new]], dim=1)
     n_left = max(0, plain_BMD.shape[1] - context.mem_len)
@@ -76,8 +86,9 @@ def beyond_window(state: State, new_BTD: Tensor, context: Context) -> tuple[Tens
 
 
 def same_document(span: Span, n_left: int) -> tuple[Tensor, Tensor]:
-    """Whether what has left the window before, (B,), and each of the tokens that leave it now, (B, L), are of one
-    document with the last of these, if any later token can see that."""
+    """Whether what has left the window before, (B,), and each of the tokens that leave it now, (B,
+    L), are of one document with the last of these, if any later token can see that.
+    """
     assert span.first_BT is not None
     first_B = span.first_BT[:, max(0, n_left - 1 - span.n_mem)]
     return first_B < 0, torch.arange(n_left, device=first_B.device) >= first_B[:, None]

@@ -1,4 +1,6 @@
-"""The memory of the Compressive Transformer: what leaves the first memory is compressed into a second one."""
+"""The memory of the Compressive Transformer: what leaves the first memory is compressed into a
+second one.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -26,22 +28,26 @@ def _idle(context: Context) -> str:
 
 
 class Compressive(MemoryRule):
-    """Hidden states, and compressed ones of what stood before them: keys are [compressed, memory, segment].
+    """Hidden states, and compressed ones of what stood before them: keys are [compressed, memory,
+    segment].
 
-    m = SG([memory, h]),  old = m_(:ck),  k = max(0, floor((|m| - M) / c))          M = mem_len, c = compress_rate
-    memory' = m_(ck:),  compressed' = SG([compressed, f(old)])_(-C:)                 C = compressed_len
-    f of each block of c: conv W [m_1; ...; m_c] + b;  mean;  max;  most_used: the state with the most attention so far
-    loss of attention       mean |attn(h, old) - attn(h, f(old))|^2          attn(h, m) = softmax(H^(-1/2) hQ (mK)^T) mV
-    loss of reconstruction  mean |old - g(f(old))|^2                         g a matrix D x cD with bias
+    m = SG([memory, h]),  old = m_(:ck),  k = max(0, floor((|m| - M) / c))          M = mem_len, c =
+    compress_rate memory' = m_(ck:),  compressed' = SG([compressed, f(old)])_(-C:)                 C
+    = compressed_len f of each block of c: conv W [m_1; ...; m_c] + b;  mean;  max;  most_used: the
+    state with the most attention so far loss of attention       mean |attn(h, old) - attn(h,
+    f(old))|^2          attn(h, m) = softmax(H^(-1/2) hQ (mK)^T) mV loss of reconstruction  mean
+    |old - g(f(old))|^2                         g a matrix D x cD with bias
 
-    Source: Rae et al. 2020 (arXiv 1911.05507), sec. 3, algorithms 1 and 2 and the auto-encoding loss. Gradients are
-    stopped as there: the loss changes W, b and g only (h, old, Q, K, V take none), the nats change neither of them.
-    Attention in the loss and for most_used is by content, without positions, per head.
-    Differs from the paper: c states are compressed as soon as there are so many beyond M, whatever the length of a
-    segment, so that the first memory has M to M + c - 1 states and a text read token by token is compressed at the same
-    places; the loss is a mean of squares, not a norm, and so the same on any number of rows and processes, and a sum
-    over layers, and of softmax attention with every attention rule; it does not tell documents apart; most_used keeps
-    one state of each c; there is no dilated convolution.
+    Source: Rae et al. 2020 (arXiv 1911.05507), sec. 3, algorithms 1 and 2 and the auto-encoding
+    loss. Gradients are stopped as there: the loss changes W, b and g only (h, old, Q, K, V take
+    none), the nats change neither of them. Attention in the loss and for most_used is by content,
+    without positions, per head.
+    Differs from the paper: c states are compressed as soon as there are so many beyond M, whatever
+    the length of a segment, so that the first memory has M to M + c - 1 states and a text read
+    token by token is compressed at the same places; the loss is a mean of squares, not a norm, and
+    so the same on any number of rows and processes, and a sum over layers, and of softmax attention
+    with every attention rule; it does not tell documents apart; most_used keeps one state of each
+    c; there is no dilated convolution.
     Documents: a compressed state is hidden where one of its tokens belongs to another document.
     """
 
@@ -50,11 +56,20 @@ class Compressive(MemoryRule):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.rate, self.compression = config.compress_rate, config.compression
-        self.scale, wide = config.d_head**-0.5, config.compress_rate * config.d_model
-        learns, of_attention = self.compression == "conv", config.compress_loss == "attention"
-        self.conv = nn.Linear(wide, config.d_model) if learns else None
-        self.decoder = nn.Linear(config.d_model, wide) if learns and not of_attention else None
+        self.rate = config.compress_rate
+        self.compression = config.compression
+        self.scale = config.d_head**-0.5
+        wide = config.compress_rate * config.d_model
+        learns = self.compression == "conv"
+        of_attention = config.compress_loss == "attention"
+        if learns:
+            self.conv = nn.Linear(wide, config.d_model)
+        else:
+            self.conv = None
+        if learns and not of_attention:
+            self.decoder = nn.Linear(config.d_model, wide)
+        else:
+            self.decoder = None
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
@@ -74,7 +89,9 @@ class Compressive(MemoryRule):
     def n_kept(cls, state: State) -> int:
         return state.extra["compressed"].shape[1] + state.hidden_BMD.shape[1]
 
-    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
+    def forward(
+        self, layer: Any, h_BTD: Tensor, state: State, reading: Reading
+    ) -> tuple[Tensor, State]:
         mem_BMD = torch.cat([state.extra["compressed"], state.hidden_BMD], dim=1)
         span = self.in_keys(reading.span, state.hidden_BMD.shape[1])
         out_BTD = layer.attend(h_BTD, mem_BMD, reading.feats, span)
@@ -90,9 +107,12 @@ class Compressive(MemoryRule):
         n_compressed_BT = (since_BT - plain_T).clamp(min=0) // self.rate
         return replace(span, since_BT=torch.minimum(since_BT, plain_T) + n_compressed_BT)
 
-    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+    def kept(
+        self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any
+    ) -> State:
         """The state after a segment that the layer read as `new`."""
-        before, n_new = state.hidden_BMD, max(0, new_BTD.shape[1] - context.ext_len)
+        before = state.hidden_BMD
+        n_new = max(0, new_BTD.shape[1] - context.ext_len)
         plain_BMD = torch.cat([before, new_BTD.detach()[:, :n_new]], dim=1)
         n_block = max(0, (plain_BMD.shape[1] - context.mem_len) // self.rate)
         n_old = n_block * self.rate
@@ -102,25 +122,40 @@ class Compressive(MemoryRule):
             sees = span.mask(before.device)[..., n_older : n_older + before.shape[1]]
             prob_BNTM, _ = _attention(layer, new_BTD, before, self.scale, sees)
             used_BM = F.pad(state.extra["used"] + prob_BNTM.mean((1, 2)), (0, n_new))
-            extra["used"], compressed_BKD = used_BM[:, n_old:], _most_used(plain_BMD, used_BM, n_block, self.rate)
+            extra["used"], compressed_BKD = (
+                used_BM[:, n_old:],
+                _most_used(plain_BMD, used_BM, n_block, self.rate),
+            )
         else:
             compressed_BKD = self.compressed(plain_BMD[:, :n_old])
         loss = None
         if self.conv is not None and self.training and torch.is_grad_enabled():
             loss = self.loss(layer, new_BTD.detach(), plain_BMD[:, :n_old], compressed_BKD)
-        older_BCD = torch.cat([state.extra["compressed"], compressed_BKD.detach().to(before.dtype)], dim=1)
+        older_BCD = torch.cat(
+            [state.extra["compressed"], compressed_BKD.detach().to(before.dtype)], dim=1
+        )
         begin = max(0, older_BCD.shape[1] - context.n_compressed)
-        return State(plain_BMD[:, n_old:].clone(), extra | {"compressed": older_BCD[:, begin:].clone()}, loss)
+        return State(
+            plain_BMD[:, n_old:].clone(), extra | {"compressed": older_BCD[:, begin:].clone()}, loss
+        )
 
     def compressed(self, old_BLD: Tensor) -> Tensor:
         """f, (B, L / c, D)."""
         if self.conv is not None:
-            return self.conv(old_BLD.unflatten(1, (-1, self.rate)).flatten(2)) if old_BLD.shape[1] else old_BLD
-        block_BKCD = old_BLD.reshape(len(old_BLD), old_BLD.shape[1] // self.rate, self.rate, old_BLD.shape[2])
-        return block_BKCD.mean(2) if self.compression == "mean" else block_BKCD.amax(2)
+            if old_BLD.shape[1]:
+                return self.conv(old_BLD.unflatten(1, (-1, self.rate)).flatten(2))
+            return old_BLD
+        block_BKCD = old_BLD.reshape(
+            len(old_BLD), old_BLD.shape[1] // self.rate, self.rate, old_BLD.shape[2]
+        )
+        if self.compression == "mean":
+            return block_BKCD.mean(2)
+        return block_BKCD.amax(2)
 
     def loss(self, layer: Any, h_BTD: Tensor, old_BLD: Tensor, compressed_BKD: Tensor) -> Tensor:
-        """What the compression adds to the loss; zero, but with a gradient, where nothing was compressed."""
+        """What the compression adds to the loss; zero, but with a gradient, where nothing was
+        compressed.
+        """
         if not old_BLD.shape[1]:
             return sum((0 * p.sum() for p in self.parameters()), h_BTD.new_zeros(()))
         if self.decoder is not None:
@@ -135,16 +170,21 @@ class Compressive(MemoryRule):
 def _attention(
     layer: Any, h_BTD: Tensor, mem_BMD: Tensor, scale: float, sees: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention by content of a segment to what it sees of a memory, and its values, per head; the layer's weights take
-    no gradient."""
-    attn, norm = layer.attn, layer.attn_norm
-    weights = [net.weight.detach() for net in (attn.q_net, attn.k_net, attn.v_net)]
+    """Attention by content of a segment to what it sees of a memory, and its values, per head; the
+    layer's weights take no gradient.
+    """
+    attn = layer.attn
+    norm = layer.attn_norm
+    weights = []
+    for net in (attn.q_net, attn.k_net, attn.v_net):
+        weights.append(net.weight.detach())
     if layer.pre_lnorm:
         of_norm = norm.weight.detach(), norm.bias.detach(), norm.eps
         h_BTD, mem_BMD = (F.layer_norm(x, x.shape[-1:], *of_norm) for x in (h_BTD, mem_BMD))
     states = (h_BTD.detach(), mem_BMD, mem_BMD)
     q, k, v = (
-        linear(x, w).unflatten(-1, (attn.n_head, -1)).transpose(1, 2) for x, w in zip(states, weights, strict=True)
+        linear(x, w).unflatten(-1, (attn.n_head, -1)).transpose(1, 2)
+        for x, w in zip(states, weights, strict=True)
     )
     logit_BNTM = scale * q @ k.mT
     if sees is None:

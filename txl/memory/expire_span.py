@@ -23,26 +23,34 @@ _FIRST_SHARE = 0.1
 def _idle(context: Context) -> str:
     if context.mem_len:
         return ""
-    return "--mem_len 0: --memory expire_span keeps at most so many states; give --mem_len, such as 256"
+    return (
+        "--mem_len 0: --memory expire_span keeps at most so many states; give --mem_len, such"
+        " as 256"
+    )
 
 
 class ExpireSpan(MemoryRule):
     """The hidden states whose learned span has not ended, up to the mem_len last of them.
 
-    e_i = L sigmoid(w.h_i + b)                                     L = max_span
-    m_ti = max(0, min(1, 1 + (e_i - (t - i)) / R))                 R = span_ramp, t - i tokens passed since
-    a'_ti = m_ti a_ti / sum_j m_tj a_tj                            a the probabilities of all heads of the layer
-    loss = alpha / T sum_i e_i                                     alpha = span_loss, over the T tokens of the segment
+    e_i = L sigmoid(w.h_i + b)                                     L = max_span m_ti = max(0, min(1,
+    1 + (e_i - (t - i)) / R))                 R = span_ramp, t - i tokens passed since a'_ti = m_ti
+    a_ti / sum_j m_tj a_tj                            a the probabilities of all heads of the layer
+    loss = alpha / T sum_i e_i                                     alpha = span_loss, over the T
+    tokens of the segment
 
-    Source: Sukhbaatar et al. 2021 (arXiv 2105.06548), sec. 4. Remembered states are detached, w and b take the gradient
-    of every m_ti between 0 and 1. A state is dropped after the segment in which its m reaches 0, for good.
-    Rows: each keeps states of its own. The tensors are as long as the row that keeps most; in the others zeros with age
-    0 stand first, which nobody attends to. So a batch takes as much as its longest row.
-    Differs from the paper: the survivors stand at consecutive positions before the segment, for any encoding of
-    distances, where the authors place the last block only; b begins so that spans are a tenth of L (as in their code),
-    and activations are not divided before the sigmoid; the loss counts all tokens of the segment (their code: those on
-    the ramp); no memory is cut at random in training.
-    Documents: a state is hidden in another document, by the tokens passed since, and stays until its span ends.
+    Source: Sukhbaatar et al. 2021 (arXiv 2105.06548), sec. 4. Remembered states are detached, w and
+    b take the gradient of every m_ti between 0 and 1. A state is dropped after the segment in which
+    its m reaches 0, for good.
+    Rows: each keeps states of its own. The tensors are as long as the row that keeps most; in the
+    others zeros with age 0 stand first, which nobody attends to. So a batch takes as much as its
+    longest row.
+    Differs from the paper: the survivors stand at consecutive positions before the segment, for any
+    encoding of distances, where the authors place the last block only; b begins so that spans are a
+    tenth of L (as in their code), and activations are not divided before the sigmoid; the loss
+    counts all tokens of the segment (their code: those on the ramp); no memory is cut at random in
+    training.
+    Documents: a state is hidden in another document, by the tokens passed since, and stays until
+    its span ends.
     """
 
     settings = ("max_span", "span_ramp", "span_loss")
@@ -55,7 +63,9 @@ class ExpireSpan(MemoryRule):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.limit, self.ramp, self.alpha = config.max_span, config.span_ramp, config.span_loss
+        self.limit = config.max_span
+        self.ramp = config.span_ramp
+        self.alpha = config.span_loss
         self.w_D, self.b = nn.Parameter(torch.empty(config.d_model)), nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
@@ -74,11 +84,15 @@ class ExpireSpan(MemoryRule):
         return grown(cls.empty(config, batch_size, like=like), context.mem_len)
 
     def spans(self, h_BSD: Tensor) -> Tensor:
-        """e, (B, S), in float32 or wider: half precision does not tell long spans from each other."""
+        """e, (B, S), in float32 or wider: half precision does not tell long
+        spans from each other.
+        """
         e_BS = self.limit * ((h_BSD * self.w_D).sum(-1) + self.b).sigmoid()
         return widened(e_BS)
 
-    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
+    def forward(
+        self, layer: Any, h_BTD: Tensor, state: State, reading: Reading
+    ) -> tuple[Tensor, State]:
         """As in other rules, over what this layer keeps: each has survivors of its own."""
         begin = self.first_held(state.extra["age"])
         state = State(state.hidden_BMD[:, begin:], {"age": state.extra["age"][:, begin:]})
@@ -90,7 +104,9 @@ class ExpireSpan(MemoryRule):
 
     def first_held(self, age_BM: Tensor) -> int:
         """Before this place no row holds a state: what joined rows were filled with falls away."""
-        return age_BM.shape[1] - int((age_BM > 0).sum(1).max()) if age_BM.numel() else 0
+        if age_BM.numel():
+            return age_BM.shape[1] - int((age_BM > 0).sum(1).max())
+        return 0
 
     def placed(self, span: Span, age_BM: Tensor) -> Span:
         """The span of the segment over the states of these ages."""
@@ -119,12 +135,17 @@ class ExpireSpan(MemoryRule):
         if not torch.is_grad_enabled():
             return m_BTS.clamp_(min=0).log_()
         hidden_BTS = m_BTS <= 0
-        return m_BTS.masked_fill(hidden_BTS, 1).log().masked_fill(hidden_BTS, -torch.inf)  # 0 has no gradient
+        # 0 has no gradient
+        return m_BTS.masked_fill(hidden_BTS, 1).log().masked_fill(hidden_BTS, -torch.inf)
 
     def kept(self, state: State, new_BTD: Tensor, context: Context) -> State:
         """The state after a segment that the layer read as `new`."""
-        n_new, age_BM = max(0, new_BTD.shape[1] - context.ext_len), state.extra["age"]
-        loss = self.alpha * self.spans(new_BTD).mean() if self.training and torch.is_grad_enabled() else None
+        n_new = max(0, new_BTD.shape[1] - context.ext_len)
+        age_BM = state.extra["age"]
+        if self.training and torch.is_grad_enabled():
+            loss = self.alpha * self.spans(new_BTD).mean()
+        else:
+            loss = None
         hidden_BSD = torch.cat([state.hidden_BMD, new_BTD.detach()[:, :n_new]], dim=1)
         places = self.staying(age_BM, self.spans(hidden_BSD).detach(), context.mem_len)
         return State(places.of(hidden_BSD), {"age": places.age_BM}, loss)
@@ -135,7 +156,10 @@ class ExpireSpan(MemoryRule):
         new_age_BT = torch.arange(n_new, 0, -1, device=age_BM.device).expand(len(age_BM), -1)
         age_BS = torch.cat([torch.where(age_BM > 0, age_BM + n_new, 0), new_age_BT], dim=1)
         stays_BS = (age_BS > 0) & (age_BS < span_BS + self.ramp)
-        n = min(mem_len, int(stays_BS.sum(1).max())) if stays_BS.numel() else 0
+        if stays_BS.numel():
+            n = min(mem_len, int(stays_BS.sum(1).max()))
+        else:
+            n = 0
         begin = stays_BS.shape[1] - n
         if bool((stays_BS == (age_BS > 0))[:, begin:].all()):
             return _Staying(age_BS[:, begin:], begin, None)
@@ -153,7 +177,11 @@ class _Staying(NamedTuple):
     def of(self, x: Tensor) -> Tensor:
         """Of what was there of each state, (B, S) or (B, S, D), what stays."""
         if self.at_BM is None:
-            return x[:, self.begin :].clone() if self.begin else x
+            if self.begin:
+                return x[:, self.begin :].clone()
+            return x
         B, S, M = *x.shape[:2], self.at_BM.shape[1]
         first_B1 = S * torch.arange(B, device=x.device)[:, None]
-        return x.flatten(0, 1).index_select(0, (first_B1 + self.at_BM).flatten()).unflatten(0, (B, M))
+        return (
+            x.flatten(0, 1).index_select(0, (first_B1 + self.at_BM).flatten()).unflatten(0, (B, M))
+        )

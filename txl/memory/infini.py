@@ -1,4 +1,6 @@
-"""The memory of Infini-attention: what has left the window is a matrix per head, read by linear attention."""
+"""The memory of Infini-attention: what has left the window is a matrix per head, read by linear
+attention.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,11 +24,12 @@ class Infini(BesideAttention):
     linear    M' = M + s(K)^T V                                 z' = z + sum_t s(K_t)
     delta     M' = M + s(K)^T (V - s(K) M / (s(K) z))           of the tokens that leave the window of mem_len at once
 
-    Source: Munkhdalai et al. 2024 (arXiv 2404.07143), eq. 3 to 6 and 10. As there, Q and K have no positions, and a
-    segment reads what was there before it.
-    Differs from the paper: there the window is the segment alone, as here with mem_len 0; what an empty matrix reads,
-    or one of another document, is 0.
-    Gradients: hidden states in the window are detached, their keys and values are not, until the end of a step.
+    Source: Munkhdalai et al. 2024 (arXiv 2404.07143), eq. 3 to 6 and 10. As there, Q and K have no
+    positions, and a segment reads what was there before it.
+    Differs from the paper: there the window is the segment alone, as here with mem_len 0; what an
+    empty matrix reads, or one of another document, is 0.
+    Gradients: hidden states in the window are detached, their keys and values are not, until the
+    end of a step.
     Documents: the matrix begins anew with the first token of a document that leaves the window.
     """
 
@@ -41,25 +44,34 @@ class Infini(BesideAttention):
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
-        n_head, d_head, dtype = config.n_head, config.d_head, at_least_float32(like.dtype)
+        n_head = config.n_head
+        d_head = config.d_head
+        dtype = at_least_float32(like.dtype)
         matrix_BNHH = like.new_zeros(batch_size, n_head, d_head, d_head, dtype=dtype)
         return State(
-            like.new_empty(batch_size, 0, config.d_model), {"matrix": matrix_BNHH, "norm": matrix_BNHH[..., 0].clone()}
+            like.new_empty(batch_size, 0, config.d_model),
+            {"matrix": matrix_BNHH, "norm": matrix_BNHH[..., 0].clone()},
         )
 
-    def beside(self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+    def beside(
+        self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor
+    ) -> Tensor:
         read_BNTH = _read(extra["matrix"], extra["norm"], _feature(q_BNTH))
         if span.first_BT is not None:
             read_BNTH = torch.where((span.first_BT < 0)[:, None, :, None], read_BNTH, 0)
         return self.joined(read_BNTH, local_BNTH)
 
-    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+    def kept(
+        self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any
+    ) -> State:
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
         if not left_BLD.shape[1]:
             return State(hidden_BMD, state.extra)
         k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
-        k_BNLH, v_BNLH = _feature(k_BNLH), v_BNLH.to(state.extra["norm"].dtype)
-        matrix_BNHH, norm_BNH = state.extra["matrix"], state.extra["norm"]
+        k_BNLH = _feature(k_BNLH)
+        v_BNLH = v_BNLH.to(state.extra["norm"].dtype)
+        matrix_BNHH = state.extra["matrix"]
+        norm_BNH = state.extra["norm"]
         if span.since_BT is not None:
             goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
             matrix_BNHH = torch.where(goes_on_B[:, None, None, None], matrix_BNHH, 0)

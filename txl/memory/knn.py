@@ -1,4 +1,6 @@
-"""The memory of Memorizing Transformers: one layer looks up the nearest keys of what has left the window."""
+"""The memory of Memorizing Transformers: one layer looks up the nearest keys of what has left the
+window.
+"""
 
 import math
 from collections.abc import Mapping
@@ -22,20 +24,27 @@ _AT_A_TIME = 1 << 24
 def _idle(context: Context) -> str:
     if context.lookup_len:
         return ""
-    return f"--lookup_len 0: --memory knn looks nothing up; leave it out, or use --memory {ModelConfig.memory}"
+    return (
+        "--lookup_len 0: --memory knn looks nothing up; leave it out, or use --memory"
+        f" {ModelConfig.memory}"
+    )
 
 
 class Knn(BesideAttention):
-    """Hidden states as in `fifo`, and in one layer keys and values of up to lookup_len tokens before them.
+    """Hidden states as in `fifo`, and in one layer keys and values of up to lookup_len tokens
+    before them.
 
     read    A = g A_memory + (1 - g) A_local          g = sigmoid(b), b a number per head
             A_memory = sum_{i in top k} p_i V_i       p = softmax over the k keys of exp(s) q.K_i, |q| = |K_i| = 1
 
-    Source: Wu et al. 2022 (arXiv 2203.08913), sec. 3. Keys and values take no gradient once they are stored.
-    Differs from the paper, which names no temperature for its normalised keys: exp(s) is learned, one per head, from 10
-    on; only what has left the window is looked up, so no token is seen twice. The search is exact.
-    Differs from the authors' code (google-research/meliad, `normalize_keys`), which normalises queries and keys of
-    local attention too, in every layer, with a learned scale for each head: here local attention is Transformer-XL's.
+    Source: Wu et al. 2022 (arXiv 2203.08913), sec. 3. Keys and values take no gradient once they
+    are stored.
+    Differs from the paper, which names no temperature for its normalised keys: exp(s) is learned,
+    one per head, from 10 on; only what has left the window is looked up, so no token is seen twice.
+    The search is exact.
+    Differs from the authors' code (google-research/meliad, `normalize_keys`), which normalises
+    queries and keys of local attention too, in every layer, with a learned scale for each head:
+    here local attention is Transformer-XL's.
     Documents: keys of other documents are never found.
     """
 
@@ -54,7 +63,9 @@ class Knn(BesideAttention):
 
     @classmethod
     def of_layer(cls, config: ModelConfig, layer: int) -> type[MemoryRule]:
-        return cls if layer == config.lookup_layer % config.n_layer else Fifo
+        if layer == config.lookup_layer % config.n_layer:
+            return cls
+        return Fifo
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
@@ -68,33 +79,47 @@ class Knn(BesideAttention):
         lengths = {"keys": context.lookup_len, "values": context.lookup_len}
         return grown(cls.empty(config, batch_size, like=like), context.mem_len, lengths)
 
-    def beside(self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+    def beside(
+        self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor
+    ) -> Tensor:
         n_own_B1 = extra["n_own"][:, None]
         if span.first_BT is not None:  # none of another document
             n_own_B1 = n_own_B1 * (span.first_BT < 0)
-        return self.joined(self._found(extra, n_own_B1.expand(-1, q_BNTH.shape[2]), q_BNTH), local_BNTH)
+        return self.joined(
+            self._found(extra, n_own_B1.expand(-1, q_BNTH.shape[2]), q_BNTH), local_BNTH
+        )
 
     def _found(self, extra: Mapping[str, Tensor], n_own_BT: Tensor, q_BNTH: Tensor) -> Tensor:
-        """Attention to the nearest of the last `n_own` keys of each query, (B, N, T, H); 0 where there are none."""
-        k_BNLH, v_BNLH = extra["keys"], extra["values"]
+        """Attention to the nearest of the last `n_own` keys of each query, (B, N, T, H); 0 where
+        there are none.
+        """
+        k_BNLH = extra["keys"]
+        v_BNLH = extra["values"]
         n_key = k_BNLH.shape[2]
         q_BNTH = F.normalize(q_BNTH.to(k_BNLH.dtype), dim=-1) * self.scale_N.exp()[:, None, None]
         if not n_key:
             return 0 * q_BNTH
         found = []
         n_query = max(1, _AT_A_TIME // (n_key * len(q_BNTH) * q_BNTH.shape[1]))
-        for q_BNtH, own_Bt in zip(q_BNTH.split(n_query, dim=2), n_own_BT.split(n_query, dim=1), strict=True):
+        for q_BNtH, own_Bt in zip(
+            q_BNTH.split(n_query, dim=2), n_own_BT.split(n_query, dim=1), strict=True
+        ):
             place_BNtK = _nearest(q_BNtH.detach(), k_BNLH, own_Bt, min(self.k, n_key))
             hidden_BNtK = place_BNtK < n_key - own_Bt[:, None, :, None]
             near_BNtKH, value_BNtKH = (_at(place_BNtK, x) for x in (k_BNLH, v_BNLH))
-            logit_BNtK = (q_BNtH[..., None, :] * near_BNtKH).sum(-1).masked_fill(hidden_BNtK, -torch.inf)
+            logit_BNtK = (
+                (q_BNtH[..., None, :] * near_BNtKH).sum(-1).masked_fill(hidden_BNtK, -torch.inf)
+            )
             prob_BNtK = logit_BNtK.softmax(-1).masked_fill(hidden_BNtK.all(-1, keepdim=True), 0)
             found.append((prob_BNtK[..., None] * value_BNtKH).sum(-2))
         return torch.cat(found, dim=2)
 
-    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+    def kept(
+        self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any
+    ) -> State:
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
-        n_left, n_own_B = left_BLD.shape[1], state.extra["n_own"]
+        n_left = left_BLD.shape[1]
+        n_own_B = state.extra["n_own"]
         if span.since_BT is None:
             n_own_B = n_own_B + n_left
         else:
@@ -106,13 +131,18 @@ class Knn(BesideAttention):
         for name, new_BNLH in (("keys", F.normalize(k_BNLH, dim=-1)), ("values", v_BNLH)):
             old_BNLH = state.extra[name]
             n_old = min(old_BNLH.shape[2], max(0, context.lookup_len - n_left))
-            parts = old_BNLH[:, :, old_BNLH.shape[2] - n_old :], new_BNLH[:, :, max(0, n_left - context.lookup_len) :]
+            parts = (
+                old_BNLH[:, :, old_BNLH.shape[2] - n_old :],
+                new_BNLH[:, :, max(0, n_left - context.lookup_len) :],
+            )
             extra[name] = torch.cat([part.to(old_BNLH.dtype) for part in parts], dim=2)
         return State(hidden_BMD, {**extra, "n_own": n_own_B.clamp(max=context.lookup_len)})
 
 
 def _nearest(q_BNTH: Tensor, k_BNLH: Tensor, n_own_BT: Tensor, k: int) -> Tensor:
-    """Indices of the k keys with the largest product among the last `n_own`; others where there are fewer."""
+    """Indices of the k keys with the largest product among the last `n_own`; others where there are
+    fewer.
+    """
     product_BNTL = q_BNTH @ k_BNLH.mT
     place_L = torch.arange(k_BNLH.shape[2], device=k_BNLH.device)
     hidden_BTL = place_L < (k_BNLH.shape[2] - n_own_BT)[..., None]

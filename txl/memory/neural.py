@@ -21,7 +21,8 @@ _LEAST_DAMPING = 1e-3
 
 
 class Neural(BesideAttention):
-    """Hidden states as in `fifo`, and a network per head that maps keys of tokens before them to values.
+    """Hidden states as in `fifo`, and a network per head that maps keys of tokens before them to
+    values.
 
     read      A = g f_W(q) + (1 - g) A_local                        g = sigmoid(b), b a number per head
     f         k W, or silu(k W1) W2                                 |q| = |k| = 1
@@ -31,16 +32,18 @@ class Neural(BesideAttention):
     p_t  with s = 1 how much of the gradient of t is in W, and will be by momentum n / (1 - n) of S, n that of the last
     x_t  what a layer reads; of the first of two, times |diag(silu'(k_t W1)) W2|
 
-    Source: Behrouz et al. 2025 (arXiv 2501.00663), eq. 9 to 15, memory as a gate. As in sec. 3.2, the gradients of all
-    tokens that leave the window at once are those at the weights before the first of them.
-    Differs from the paper: keys, values and queries are those of attention, per head, without SiLU and convolutions; W
-    learns what has left the window, so a segment reads what was there before it; the gate is a number per head, where
-    the paper normalises both results with learned vectors and multiplies them; there are no persistent tokens; W begins
-    at learned weights, from which a row remembers its difference; rates are divided by s, over the tokens that leave at
-    once. c bounds the curvature of the sum of their losses, each times what its step comes to: where 2 c is above 1,
-    steps of similar keys overshoot, extra at each segment, until nothing is finite.
-    Gradients: hidden states in the window are detached; what W learned from keys, values and rates is not, until the
-    end of a step.
+    Source: Behrouz et al. 2025 (arXiv 2501.00663), eq. 9 to 15, memory as a gate. As in sec. 3.2,
+    the gradients of all tokens that leave the window at once are those at the weights before the
+    first of them.
+    Differs from the paper: keys, values and queries are those of attention, per head, without SiLU
+    and convolutions; W learns what has left the window, so a segment reads what was there before
+    it; the gate is a number per head, where the paper normalises both results with learned vectors
+    and multiplies them; there are no persistent tokens; W begins at learned weights, from which a
+    row remembers its difference; rates are divided by s, over the tokens that leave at once. c
+    bounds the curvature of the sum of their losses, each times what its step comes to: where 2 c is
+    above 1, steps of similar keys overshoot, extra at each segment, until nothing is finite.
+    Gradients: hidden states in the window are detached; what W learned from keys, values and rates
+    is not, until the end of a step.
     Documents: W begins anew with the first token of a document that leaves the window.
     """
 
@@ -66,55 +69,83 @@ class Neural(BesideAttention):
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
         dtype = at_least_float32(like.dtype)
-        zeros = [like.new_zeros(batch_size, *shape, dtype=dtype) for shape in _shapes(config)]
-        extra = {f"{name}{i}": x for i, x in enumerate(zeros, 1) for name in ("learned", "momentum")}
+        zeros = []
+        for shape in _shapes(config):
+            zeros.append(like.new_zeros(batch_size, *shape, dtype=dtype))
+        extra = {}
+        for i, x in enumerate(zeros, 1):
+            for name in ("learned", "momentum"):
+                extra[f"{name}{i}"] = x
         return State(like.new_empty(batch_size, 0, config.d_model), extra)
 
     def weights(self, extra: Mapping[str, Tensor]) -> list[Tensor]:
         """The weights of each row's networks, (B, N, in, out), the first layer first."""
         return [begin + extra[f"learned{i}"] for i, begin in enumerate(self.begin, 1)]
 
-    def beside(self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
-        q_BNTH, weights = F.normalize(q_BNTH.to(extra["learned1"].dtype), dim=-1), self.weights(extra)
+    def beside(
+        self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor
+    ) -> Tensor:
+        q_BNTH = F.normalize(q_BNTH.to(extra["learned1"].dtype), dim=-1)
+        weights = self.weights(extra)
         read_BNTH = _layers(q_BNTH, weights)[-1]
         if span.first_BT is not None:  # nothing of another document
             unlearned_BNTH = _layers(q_BNTH, [w[None] for w in self.begin])[-1]
-            read_BNTH = torch.where((span.first_BT < 0)[:, None, :, None], read_BNTH, unlearned_BNTH)
-        unread = 0 * sum(p.sum() for p in self.rates.parameters())  # until the next part: a gradient in each step
+            read_BNTH = torch.where(
+                (span.first_BT < 0)[:, None, :, None], read_BNTH, unlearned_BNTH
+            )
+        # until the next part: a gradient in each step
+        unread = 0 * sum(p.sum() for p in self.rates.parameters())
         return self.joined(read_BNTH + unread, local_BNTH)
 
-    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+    def kept(
+        self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any
+    ) -> State:
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
         if not left_BLD.shape[1]:
             return State(hidden_BMD, state.extra)
-        extra, dtype = dict(state.extra), state.extra["learned1"].dtype
+        extra = dict(state.extra)
+        dtype = state.extra["learned1"].dtype
         k_BNLH, v_BNLH = (x.to(dtype) for x in layer.keys_and_values(left_BLD))
         rates = self.rates(left_BLD).to(dtype).sigmoid().unflatten(-1, (-1, 3)).permute(3, 0, 2, 1)
         forget_BNL, momentum_BNL, rate_BNL = rates
         if span.since_BT is not None:
             goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
             extra = {name: torch.where(per_row(goes_on_B, x), x, 0) for name, x in extra.items()}
-            forget_BNL, rate_BNL = (torch.where(stays_BL[:, None], x, 0) for x in (forget_BNL, rate_BNL))
-        k_BNLH, weights = F.normalize(k_BNLH, dim=-1), self.weights(extra)
+            forget_BNL = torch.where(stays_BL[:, None], forget_BNL, 0)
+            rate_BNL = torch.where(stays_BL[:, None], rate_BNL, 0)
+        k_BNLH = F.normalize(k_BNLH, dim=-1)
+        weights = self.weights(extra)
         of_weights, of_momentum = _shares(forget_BNL, momentum_BNL, rate_BNL)
         last_BN1 = momentum_BNL[..., -1:]
         later_BNL = last_BN1 / (1 - last_BN1).clamp(min=_LEAST_DAMPING) * of_momentum.tokens
         inputs = _layers(k_BNLH, weights)
-        slope_BNLH = _slope(k_BNLH @ weights[0]) if len(weights) == 2 else None
-        slower_BN = (2 * _curvature(inputs, slope_BNLH, weights, of_weights.tokens + later_BNL)).clamp(min=1)
+        if len(weights) == 2:
+            slope_BNLH = _slope(k_BNLH @ weights[0])
+        else:
+            slope_BNLH = None
+        slower_BN = (
+            2 * _curvature(inputs, slope_BNLH, weights, of_weights.tokens + later_BNL)
+        ).clamp(min=1)
         shares = (share.tokens / slower_BN[..., None] for share in (of_weights, of_momentum))
         steps = _gradients(inputs, slope_BNLH, v_BNLH, weights, *shares)
-        for i, (begin, weight, step, last) in enumerate(zip(self.begin, weights, *steps, strict=True), 1):
+        for i, (begin, weight, step, last) in enumerate(
+            zip(self.begin, weights, *steps, strict=True), 1
+        ):
             momentum = extra[f"momentum{i}"]
-            extra[f"learned{i}"] = of_weights.before * weight + of_weights.momentum * momentum - step - begin
+            extra[f"learned{i}"] = (
+                of_weights.before * weight + of_weights.momentum * momentum - step - begin
+            )
             extra[f"momentum{i}"] = of_momentum.momentum * momentum - last
         return State(hidden_BMD, extra)
 
 
 def _shapes(config: ModelConfig) -> list[tuple[int, int, int]]:
     """Of the weights of each layer, (N, in, out)."""
-    n, d = config.n_head, config.d_head
-    return [(n, d, d)] if config.neural_layers == 1 else [(n, d, 2 * d), (n, 2 * d, d)]
+    n = config.n_head
+    d = config.d_head
+    if config.neural_layers == 1:
+        return [(n, d, d)]
+    return [(n, d, 2 * d), (n, 2 * d, d)]
 
 
 def _layers(x: Tensor, weights: list[Tensor]) -> list[Tensor]:
@@ -127,18 +158,31 @@ def _layers(x: Tensor, weights: list[Tensor]) -> list[Tensor]:
 
 
 def _gradients(
-    inputs: list[Tensor], slope_BNLH: Tensor | None, v_BNLH: Tensor, weights: list[Tensor], *shares_BNL: Tensor
+    inputs: list[Tensor],
+    slope_BNLH: Tensor | None,
+    v_BNLH: Tensor,
+    weights: list[Tensor],
+    *shares_BNL: Tensor,
 ) -> list[list[Tensor]]:
-    """For each of the shares the gradient of sum_t share_t |f(k_t) - v_t|^2 for each layer's weights."""
+    """For each of the shares the gradient of sum_t share_t |f(k_t) - v_t|^2 for each layer's
+    weights.
+    """
     k_BNLH = inputs[0]
-    backs = [2 * share_BNL[..., None] * (inputs[-1] - v_BNLH) for share_BNL in shares_BNL]
+    backs = []
+    for share_BNL in shares_BNL:
+        backs.append(2 * share_BNL[..., None] * (inputs[-1] - v_BNLH))
     if slope_BNLH is None:
         return [[k_BNLH.mT @ back_BNLH] for back_BNLH in backs]
     second = weights[1].mT
-    return [[k_BNLH.mT @ (back_BNLH @ second * slope_BNLH), inputs[1].mT @ back_BNLH] for back_BNLH in backs]
+    gradients = []
+    for back_BNLH in backs:
+        gradients.append([k_BNLH.mT @ (back_BNLH @ second * slope_BNLH), inputs[1].mT @ back_BNLH])
+    return gradients
 
 
-def _curvature(inputs: list[Tensor], slope_BNLH: Tensor | None, weights: list[Tensor], share_BNL: Tensor) -> Tensor:
+def _curvature(
+    inputs: list[Tensor], slope_BNLH: Tensor | None, weights: list[Tensor], share_BNL: Tensor
+) -> Tensor:
     """c, (B, N)."""
 
     def norm(x_BNLH: Tensor, scale_BNL: Tensor) -> Tensor:
@@ -156,8 +200,9 @@ def _slope(x: Tensor) -> Tensor:
 
 
 class _Shares(NamedTuple):
-    """Of what the weights, or the momentum, consist after several tokens: less the gradient of each of them, (B, N, L),
-    and what was there before, (B, N, 1, 1)."""
+    """Of what the weights, or the momentum, consist after several tokens: less the gradient of each
+    of them, (B, N, L), and what was there before, (B, N, 1, 1).
+    """
 
     tokens: Tensor
     momentum: Tensor
@@ -166,15 +211,21 @@ class _Shares(NamedTuple):
 
 def _shares(forget_BNL: Tensor, momentum_BNL: Tensor, rate_BNL: Tensor) -> tuple[_Shares, _Shares]:
     """Those of the weights and of the momentum."""
-    left = reach = torch.ones_like(forget_BNL[..., 0])  # of an update by this token, and by it and all later ones
-    n, shares = forget_BNL.shape[-1], []
+    # of an update by this token, and by it and all later ones
+    left = reach = torch.ones_like(forget_BNL[..., 0])
+    n = forget_BNL.shape[-1]
+    shares = []
     for t in range(n - 1, -1, -1):
-        reach = left + momentum_BNL[..., t + 1] * reach if t + 1 < n else left
+        if t + 1 < n:
+            reach = left + momentum_BNL[..., t + 1] * reach
+        else:
+            reach = left
         shares.append(reach)
         left = left * (1 - forget_BNL[..., t])
     of_weights = torch.stack(shares[::-1], dim=-1) * rate_BNL
     later_BNL = F.pad(momentum_BNL[..., 1:], (0, 1), value=1.0).flip(-1).cumprod(-1).flip(-1)
-    first, whole = momentum_BNL[..., 0] * reach, momentum_BNL.prod(-1)
+    first = momentum_BNL[..., 0] * reach
+    whole = momentum_BNL.prod(-1)
     return (
         _Shares(of_weights, first[..., None, None], left[..., None, None]),
         _Shares(rate_BNL * later_BNL, whole[..., None, None], 0),

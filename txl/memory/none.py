@@ -7,7 +7,8 @@ from txl.model.rule import Traits
 class NoMemory(Fifo):
     """Nothing is kept, as in Al-Rfou et al. 2018 (arXiv 1808.04444).
 
-    Differs from `fifo` with mem_len 0 in what it says: a longer memory is refused, in evaluation and generation too.
+    Differs from `fifo` with mem_len 0 in what it says: a longer memory is refused, in evaluation
+    and generation too.
     """
 
     traits = Traits(

@@ -16,17 +16,19 @@ from txl.model.span import Span
 
 
 class RecurrentTokens(MemoryRule):
-    """Vectors that stand before the segment to be read and after it to be written: [m, segment, m] goes through all
-    layers, and what the last one returns for the second m is the m of the next segment.
+    """Vectors that stand before the segment to be read and after it to be written: [m, segment, m]
+    goes through all layers, and what the last one returns for the second m is the m of the next
+    segment.
 
     [_, H', m'] = layers([m, H, m])          m of the first segment is learned
 
-    Source: Bulatov et al. 2022 (arXiv 2207.06881), sec. 3.2, for decoders. Tokens stand at consecutive positions and
-    see what is before them, so a segment does not see what is written.
-    Differs from the paper, which reads segments of one length: here a segment of any length writes, also one of a
-    single token, as in generation.
-    Differs from the authors' code (booydar/LM-RMT, mem_transformer.py), where the tokens m that are read see each other
-    both ways, and so do those that are written: here they see only what is before them.
+    Source: Bulatov et al. 2022 (arXiv 2207.06881), sec. 3.2, for decoders. Tokens stand at
+    consecutive positions and see what is before them, so a segment does not see what is written.
+    Differs from the paper, which reads segments of one length: here a segment of any length writes,
+    also one of a single token, as in generation.
+    Differs from the authors' code (booydar/LM-RMT, mem_transformer.py), where the tokens m that are
+    read see each other both ways, and so do those that are written: here they see only what is
+    before them.
     Gradients flow through m from part to part of a step.
     """
 
@@ -39,7 +41,9 @@ class RecurrentTokens(MemoryRule):
 
     @classmethod
     def of_layer(cls, config: ModelConfig, layer: int) -> type[MemoryRule]:
-        return NoMemory if layer else cls
+        if layer:
+            return NoMemory
+        return cls
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
@@ -69,7 +73,9 @@ class RecurrentTokens(MemoryRule):
         first = states[0]._replace(extra={"tokens": written_BMD})
         return h_BTD[:, n_token:-n_token], (first, *states[1:])
 
-    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
+    def forward(
+        self, layer: Any, h_BTD: Tensor, state: State, reading: Reading
+    ) -> tuple[Tensor, State]:
         begin_BMD = self.begin_MD.expand(len(h_BTD), -1, -1)
         written_BMD = state.extra["tokens"]
         if written_BMD.shape[1]:

@@ -12,7 +12,10 @@ class SquaredReLU(nn.Module):
 
 
 class Gated(nn.Module):
-    """activation(a) * b of [a, b], the two halves of the last dimension. Source: Shazeer 2020, sec. 2."""
+    """activation(a) * b of [a, b], the two halves of the last dimension.
+
+    Source: Shazeer 2020, sec. 2.
+    """
 
     def __init__(self, activation: nn.Module) -> None:
         super().__init__()
@@ -35,10 +38,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "swiglu": nn.SiLU,
 }
 GATED = {"glu", "reglu", "geglu", "swiglu"}
-"""With a gate the first matrix has 2 d_inner columns; 2/3 of the `--d_inner` keeps the number of parameters."""
+"""With a gate the first matrix has 2 d_inner columns; 2/3 of the `--d_inner` keeps the number of
+parameters.
+"""
 
 
 def build_activation(name: str) -> nn.Module:
     """The activation of this name, with its gate if it has one."""
     activation = ACTIVATIONS[name]()
-    return Gated(activation) if name in GATED else activation
+    if name in GATED:
+        return Gated(activation)
+    return activation

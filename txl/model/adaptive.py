@@ -1,12 +1,12 @@
 """Adaptive embedding and adaptive softmax; without cutoffs, the plain ones.
 
-Source: Grave et al. 2017 (adaptive softmax), Baevski and Auli 2019 (adaptive input, tied), Dai et al. 2019, sec. 4.1.
-The vocabulary, most frequent words first, is split into a shortlist and C tail clusters; cluster i has embedding width
-E_i = d_embed // div_val^i and a projection of d_model x E_i.
+Source: Grave et al. 2017 (softmax), Baevski and Auli 2019 (input, tied), Dai et al. 2019, sec. 4.1.
+The vocabulary, most frequent words first, is split into a shortlist and C tail clusters; cluster i
+has embedding width E_i = d_embed // div_val^i and a projection of d_model x E_i.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,36 +25,38 @@ def _table(*shape: int) -> nn.Parameter:
 class AdaptiveEmbedding(nn.Module):
     """Token ids to hidden states, scaled by sqrt(d_model).
 
-    With div_val 1 all clusters share one table, projected only if d_embed differs from d_model; with a larger div_val
-    each cluster has a table and a projection.
+    With div_val 1 all clusters share one table, projected only if d_embed differs from d_model;
+    with a larger div_val each cluster has a table and a projection.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.n_token, self.d_model = config.n_token, config.d_model
-        self.sizes, widths = config.cluster_sizes, config.cluster_widths
+        self.n_token = config.n_token
+        self.d_model = config.d_model
+        self.sizes = config.cluster_sizes
+        widths = config.cluster_widths
         if config.div_val == 1:
-            self.sizes, widths = (config.n_token,), (config.d_embed,)
-        self.tables = nn.ParameterList(_table(*shape) for shape in zip(self.sizes, widths, strict=True))
+            self.sizes = (config.n_token,)
+            widths = (config.d_embed,)
+        self.tables = nn.ParameterList(map(_table, self.sizes, widths))
         is_projected = config.div_val > 1 or config.d_embed != config.d_model
-        self.projs = nn.ParameterList(_table(config.d_model, width) for width in widths if is_projected)
+        self.projs = nn.ParameterList(_table(config.d_model, E) for E in widths if is_projected)
 
     def forward(self, token_BT: Tensor, tables: list[Tensor] | None = None) -> Tensor:
         """Hidden states (B, T, D) on the device of the tables.
 
-        Ids may be on the CPU while the tables are on a GPU, which avoids synchronisation; ids on a GPU synchronise once
-        per cluster if there are several tables.
+        Ids on the CPU avoid synchronisation with a GPU; ids on it take one for each of its tables.
 
         Args:
-            tables: an empty list gets the tables for a softmax tied to them, see `txl.ops.lookup.look_up`.
+            tables: an empty list gets those for a tied softmax, see `txl.ops.lookup.look_up`.
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
         check_ids(token_BT, self.n_token)
         if len(self.tables) == 1:
             h_BTD = look_up(to_device(token_BT, self.tables[0].device), self.tables[0], tables)
-            if len(self.projs):
-                h_BTD = F.linear(h_BTD, self.projs[0]).to(h_BTD.dtype)  # autocast returns half precision
+            if len(self.projs):  # autocast returns half precision
+                h_BTD = F.linear(h_BTD, self.projs[0]).to(h_BTD.dtype)
         else:
             h_BTD = self._by_cluster(token_BT.flatten(), tables).view(*token_BT.shape, -1)
         if is_autocast_on(h_BTD.device):  # weights in half precision; sums of layers are not
@@ -65,13 +67,13 @@ class AdaptiveEmbedding(nn.Module):
         place_P, order_P, lengths = members(token_L, self.sizes, self.projs[0].device)
         parts = zip(place_P.split(lengths), self.tables, self.projs, strict=True)
         # empty clusters are computed with zero rows, so that their weights get a gradient
-        row_LD = torch.cat([F.linear(look_up(place, table, tables), proj) for place, table, proj in parts])
+        row_LD = torch.cat([F.linear(look_up(p, table, tables), proj) for p, table, proj in parts])
         h_LD = self.projs[0].new_zeros(row_LD.shape)
         return h_LD.index_copy(0, order_P, row_LD.to(h_LD.dtype))
 
 
 class Cluster(NamedTuple):
-    """The tokens of a cluster: their hidden states (L, E), its weights and biases in parts, the target of each (L,)."""
+    """Of its tokens the hidden states (L, E) and targets (L,); weights and biases in parts."""
 
     hidden_LE: Tensor
     weights: list[Tensor]
@@ -82,18 +84,19 @@ class Cluster(NamedTuple):
 class AdaptiveSoftmax(nn.Module):
     """Hidden states to losses in nats, or to log-probabilities of all words.
 
-    p(w) = p_head(w) for a word of the shortlist, p_head(cluster c) p_c(w) for a word of tail cluster c.
-    The head's classes are the shortlist and one entry per tail cluster, all with the shortlist's width.
-
-    Differs from kimiyoung/transformer-xl: `cluster_weight` row c belongs to tail cluster c (there to cluster C - c),
-    and nats come in the order of the tokens (there sorted by cluster).
+    p(w) = p_head(w) for a word of the shortlist, p_head(c) p_c(w) for a word of tail cluster c. The
+    head's classes are the shortlist and an entry per tail cluster, all with the shortlist's width.
+    Differs from kimiyoung/transformer-xl: `cluster_weight` row c belongs to tail cluster c (there
+    to cluster C - c), and nats come in the order of the tokens (there sorted by cluster).
     """
 
     def __init__(self, config: ModelConfig, embedding: AdaptiveEmbedding) -> None:
         super().__init__()
-        self.n_token, self.sizes = config.n_token, config.cluster_sizes
+        self.n_token = config.n_token
+        self.sizes = config.cluster_sizes
         self.n_tail = len(self.sizes) - 1
-        self.tables = nn.ParameterList(_table(*t.shape) if config.not_tied else t for t in embedding.tables)
+        tables = embedding.tables
+        self.tables = nn.ParameterList(_table(*t.shape) if config.not_tied else t for t in tables)
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(len(t))) for t in self.tables)
         self.projs = nn.ParameterList()
         for i in range(len(self.sizes) if len(embedding.projs) else 0):
@@ -105,46 +108,53 @@ class AdaptiveSoftmax(nn.Module):
             self.cluster_bias = nn.Parameter(torch.zeros(self.n_tail))
 
     def nll(
-        self, hidden: Tensor, target: Tensor, tables: Sequence[Tensor] | None = None, *, same_weight: bool = False
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        tables: Sequence[Tensor] | None = None,
+        *,
+        same_weight: bool = False,
     ) -> Tensor:
-        """Negative log-likelihood of each target in nats. Memory does not grow with tokens times words.
+        """Negative log-likelihood of each target in nats, in memory for a part of the words.
 
         Args:
             hidden: output of the last layer, (..., D).
-            target: token ids, (...). Keep them on the CPU while `hidden` is on a GPU: they are grouped by cluster there
-                without synchronisation; on a GPU it takes one per tail cluster.
+            target: ids, (...); on the CPU they are grouped by cluster without synchronisation.
             tables: those of a tied embedding, see `AdaptiveEmbedding.forward`.
-            same_weight: promises that all losses have the same gradient, see `txl.ops.linear_cross_entropy`.
+            same_weight: promises that all losses have the same gradient.
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
         clusters, order_P = self.by_cluster(hidden, target, tables)
-        nll_L, *of_tails = [linear_cross_entropy(*cluster, same_weight=same_weight) for cluster in clusters]
+        losses = [linear_cross_entropy(*cluster, same_weight=same_weight) for cluster in clusters]
+        nll_L = losses[0]
         if self.n_tail:
-            nll_L = nll_L.index_add(0, order_P, torch.cat(of_tails))
+            nll_L = nll_L.index_add(0, order_P, torch.cat(losses[1:]))
         return nll_L.view(target.shape)
 
     def by_cluster(
         self, hidden: Tensor, target: Tensor, tables: Sequence[Tensor] | None = None
     ) -> tuple[list[Cluster], Tensor]:
-        """The head, which has all tokens, and the tail clusters; and which tokens are those of the tail, in order of
-        the clusters. Arguments and errors as in `nll`."""
+        """The head with all tokens, then the tail clusters; and the tail's tokens in their order."""
         check_ids(target, self.n_token)
-        class_L, (place_P, order_P, lengths) = classes_and_members(target.flatten(), self.sizes, hidden.device)
+        class_L, tail = classes_and_members(target.flatten(), self.sizes, hidden.device)
+        place_P, order_P, lengths = tail
         targets = [class_L, *place_P.split(lengths)]
         hiddens = [hidden.flatten(0, -2)]
         if self.n_tail:
             hiddens += hiddens[0].index_select(0, order_P).split(lengths)
         if len(self.projs):
-            hiddens = [hidden_LD @ proj for hidden_LD, proj in zip(hiddens, self.projs, strict=True)]
+            hiddens = list(map(torch.matmul, hiddens, self.projs))
         parts = zip(hiddens, *self.parameters_of(tables or [*self.tables]), targets, strict=True)
         return [Cluster(*part) for part in parts], order_P
 
-    def parameters_of(self, tables: Sequence[Tensor]) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-        """Weights and biases of all clusters, in parts; the head's last part are the entries of the tail clusters."""
-        weights, biases = [*tables], [*self.biases]
-        if len(weights) < len(self.sizes):  # one split has one gradient table; slices would have one each
-            weights, biases = [*weights[0].split(self.sizes)], [*biases[0].split(self.sizes)]
+    def parameters_of(self, tables: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
+        """Weights and biases of all clusters; the head's last part are the tail clusters' entries."""
+        weights = [*tables]
+        biases = [*self.biases]
+        if len(weights) < len(self.sizes):  # one split has one gradient table, slices one each
+            weights = [*weights[0].split(self.sizes)]
+            biases = [*biases[0].split(self.sizes)]
         parts = [[weight] for weight in weights], [[bias] for bias in biases]
         if self.n_tail:
             parts[0][0].append(self.cluster_weight)
@@ -154,7 +164,8 @@ class AdaptiveSoftmax(nn.Module):
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""
         logprobs = []
-        for i, (weights, biases) in enumerate(zip(*self.parameters_of([*self.tables]), strict=True)):
+        parameters = self.parameters_of([*self.tables])
+        for i, (weights, biases) in enumerate(zip(*parameters, strict=True)):
             projected = hidden @ self.projs[i] if len(self.projs) else hidden
             logit = F.linear(projected, torch.cat(weights), torch.cat(biases))
             logprobs.append(logit.log_softmax(-1, dtype=at_least_float32(logit.dtype)))

@@ -20,8 +20,8 @@ Then = Callable[[Tensor, Tensor], Tensor]
 class RelativeSoftmax(nn.Module):
     """out_t = sum_s softmax_s(scale * [(q_t + u).k_s + (q_t + w).r_(t-s)]) v_s, over visible keys.
 
-    Source: Dai et al. 2019, sec. 3.3; dropout of probabilities, without renormalisation, as in the original. Other
-    rules, and other kinds of encodings, are in `txl.attention_rules`. For `impl` and `keep_mib` see `rel_attention`.
+    Source: Dai et al. 2019, sec. 3.3; dropout of probabilities, without renormalisation, as in the
+    original. Other rules are in `txl.attention_rules`; `impl` and `keep_mib`: see `rel_attention`.
     """
 
     shared_qk = False
@@ -33,56 +33,61 @@ class RelativeSoftmax(nn.Module):
         super().__init__()
         self.drop = Dropout(dropatt)
 
-    def forward(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: Any, feats: Tensor, span: Span) -> Tensor:
+    def forward(
+        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: Any, feats: Tensor, span: Span
+    ) -> Tensor:
         """The result for each query, (B, N, T, H). `feats` are projected, see `pos.project`."""
-        dropout, clamp_len = 0.0, span.clamp_len
+        dropout = 0.0
+        clamp_len = span.clamp_len
         if self.training:  # rows of clamped distances differ by dropout
-            dropout, clamp_len = self.drop.p, -1
-        seen = {"window": span.window, "first_BT": span.first_BT, "log_weight_BTS": span.log_weight_BTS}
-        how = {"scale": pos.scale, "impl": self.impl, "keep_mib": self.keep_mib}
-        terms = pos.relative(feats)
-        return rel_attention(q_BNTH, k_BNSH, v_BNSH, *terms, dropout=dropout, clamp_len=clamp_len, **seen, **how)
+            dropout = self.drop.p
+            clamp_len = -1
+        seen = {"window": span.window, "first_BT": span.first_BT, "clamp_len": clamp_len}
+        how = {"scale": pos.scale, "impl": self.impl, "keep_mib": self.keep_mib, "dropout": dropout}
+        inputs = (q_BNTH, k_BNSH, v_BNSH, *pos.relative(feats))
+        return rel_attention(*inputs, log_weight_BTS=span.log_weight_BTS, **seen, **how)
 
 
 class Attention(nn.Module):
     """Queries of the new tokens attend to keys and values of [memory, segment]; no biases.
 
-    Queries are projected for new tokens only; the original also projects them for the memory and discards the result.
-    Memory and segment are projected apart and then joined: joined first, the memory would get a gradient, to be
-    discarded.
+    Queries are projected for new tokens only (the original discards those of the memory); memory
+    and segment apart: joined first, the memory would get a gradient, to be discarded.
     """
 
     def __init__(self, config: ModelConfig, pos: Any, rule: Any) -> None:
         super().__init__()
-        self.n_head, self.pos, self.rule = config.n_head, pos, rule
+        self.n_head = config.n_head
+        self.pos = pos
+        self.rule = rule
         inner = config.n_head * config.d_head
         self.q_net = Linear(config.d_model, inner, bias=False)
         self.k_net = self.q_net if rule.shared_qk else Linear(config.d_model, inner, bias=False)
         self.v_net = Linear(config.d_model, inner, bias=False)
         self.o_net = Linear(inner, config.d_model, bias=False)
 
-    def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None) -> Tensor:
-        """The attention output of the new tokens, (B, T, D).
-
-        Args:
-            feats: of the position encoding, see `Reading`.
-            then: changes the result before heads are joined.
-        """
+    def forward(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None
+    ) -> Tensor:
+        """The output of the new tokens, (B, T, D); `then` changes it before heads are joined."""
         q_BNTH, k_BNSH, v_BNSH = self.project(x_BTD, mem_BMD, feats, span)
         out_BNTH = self.attend(q_BNTH, k_BNSH, v_BNSH, self.pos.project(feats), span)
         if then is not None:
             out_BNTH = then(q_BNTH, out_BNTH)
         return self.joined(out_BNTH)
 
-    def project(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, N, T, H), keys and values (B, N, S, H), without positions."""
-        x_BTD, mem_BMD = as_multiplied(x_BTD), as_multiplied(mem_BMD)
+        x_BTD = as_multiplied(x_BTD)
+        mem_BMD = as_multiplied(mem_BMD)
         k_BNSH = with_memory(self.heads(self.k_net(mem_BMD)), self.heads(self.k_net(x_BTD)))
         q_BNTH = self.heads(self.q_net(x_BTD))
         v_BNSH = with_memory(self.heads(self.v_net(mem_BMD)), self.heads(self.v_net(x_BTD)))
         return q_BNTH, k_BNSH, v_BNSH
 
-    def attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
+    def attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, feats: Any, span: Span) -> Any:
         """The rule's result, (B, N, T, H), with projected features."""
         return self.rule(q_BNTH, k_BNSH, v_BNSH, pos=self.pos, feats=feats, span=span)
 

@@ -30,7 +30,9 @@ def readers(name: str) -> Readers:
 def is_read(name: str, **chosen: str) -> bool:
     """True if one of the `chosen` (see `AXES`) reads a setting, or it is a general one."""
     who = readers(name)
-    return not any(who) or any(chosen.get(axis) in names for axis, names in zip(AXES, who, strict=True))
+    return not any(who) or any(
+        chosen.get(axis) in names for axis, names in zip(AXES, who, strict=True)
+    )
 
 
 def chosen_by(shape: Any) -> dict[str, str]:

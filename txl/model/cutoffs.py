@@ -16,22 +16,25 @@ _NARROWEST = 8
 def products_per_token(counts_V: np.ndarray, cutoffs: Sequence[int], config: ModelConfig) -> float:
     """Expected multiplications per token of the softmax, projections included, with these cutoffs.
 
-    Every token needs the head: the shortlist and an entry per tail cluster. A token of a tail cluster needs that too.
+    Every token needs the head: the shortlist and an entry per tail cluster. A token of a tail
+    cluster needs that too.
 
     Args:
         counts_V: how often each word of the vocabulary occurs.
     """
     sum_V1 = np.append(0, np.cumsum(counts_V)) / max(1, int(counts_V.sum()))
-    costs = [
-        _cost(config, i, np.array(end - begin + len(cutoffs) * (i == 0)))
-        * (1.0 if i == 0 else sum_V1[end] - sum_V1[begin])
-        for i, (begin, end) in enumerate(pairwise((0, *cutoffs, len(counts_V))))
-    ]
+    costs = []
+    for i, (begin, end) in enumerate(pairwise((0, *cutoffs, len(counts_V)))):
+        costs.append(
+            _cost(config, i, np.array(end - begin + len(cutoffs) * (i == 0)))
+            * (1.0 if i == 0 else sum_V1[end] - sum_V1[begin])
+        )
     return float(sum(costs))
 
 
 def best_cutoffs(counts_V: np.ndarray, config: ModelConfig) -> tuple[int, ...]:
-    """The cutoffs, at most three and none for small vocabularies, with the fewest products per token.
+    """The cutoffs, at most three and none for small vocabularies, with the fewest products per
+    token.
 
     Ranks are looked at on a grid that is finer at the frequent end.
     """
@@ -40,12 +43,14 @@ def best_cutoffs(counts_V: np.ndarray, config: ModelConfig) -> tuple[int, ...]:
     grid = grid[(grid > 0) & (grid < n_token)]
     sum_G = np.append(np.append(0, np.cumsum(counts_V))[grid] / max(1, int(counts_V.sum())), 1.0)
     rank_G = np.append(grid, n_token)
-    best, found = products_per_token(counts_V, (), config), ()
+    best = products_per_token(counts_V, (), config)
+    found = ()
     for n_cutoff in range(1, MOST_CUTOFFS + 1):
         if config.d_embed // config.div_val**n_cutoff < _NARROWEST:
             break
         # cost_G[g]: least cost of the clusters so far, the last of which ends at rank_G[g]
-        cost_G, paths = _cost(config, 0, rank_G + n_cutoff), []
+        cost_G = _cost(config, 0, rank_G + n_cutoff)
+        paths = []
         for i in range(1, n_cutoff + 1):
             share_GG = sum_G[None] - sum_G[:, None]
             step_GG = cost_G[:, None] + share_GG * _cost(config, i, rank_G[None] - rank_G[:, None])
@@ -53,10 +58,12 @@ def best_cutoffs(counts_V: np.ndarray, config: ModelConfig) -> tuple[int, ...]:
             paths.append(step_GG.argmin(0))
             cost_G = step_GG.min(0)
         if cost_G[-1] < best:
-            g, places = len(rank_G) - 1, []
+            g = len(rank_G) - 1
+            places = []
             for path in reversed(paths):
                 places.append(g := int(path[g]))
-            best, found = float(cost_G[-1]), tuple(int(rank_G[g]) for g in reversed(places))
+            best = float(cost_G[-1])
+            found = tuple(int(rank_G[g]) for g in reversed(places))
     return found
 
 

@@ -9,10 +9,16 @@ from txl.ops.linear import Linear
 
 
 class FeedForward(nn.Sequential):
-    """W_2 dropout(activation(W_1 x + b_1)) + b_2, then dropout. Source: Vaswani et al. 2017, eq. 2."""
+    """W_2 dropout(activation(W_1 x + b_1)) + b_2, then dropout.
+
+    Source: Vaswani et al. 2017, eq. 2.
+    """
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
-        n_inner = 2 * config.d_inner if config.activation in GATED else config.d_inner
+        if config.activation in GATED:
+            n_inner = 2 * config.d_inner
+        else:
+            n_inner = config.d_inner
         super().__init__(
             Linear(config.d_model, n_inner),
             build_activation(config.activation),

@@ -14,10 +14,9 @@ from txl.ops.dropout import Dropout
 
 
 class Layer(nn.Module):
-    """Both parts with a residual connection and LayerNorm: of the sum, as in the paper, or of a part's input
-    (`pre_lnorm`). What it attends to before the segment is its memory's to say. Gates make of a part's input and output
-    the input of the next; None: their sum. `recompute`: activations are not kept for the backward pass, but computed
-    again.
+    """Both parts with a residual connection and LayerNorm: of the sum, as in the paper, or of a
+    part's input (`pre_lnorm`). What it attends to before the segment is its memory's to say. A gate
+    joins a part's input and output; None: their sum. `recompute`: activations are computed again.
     """
 
     def __init__(
@@ -32,7 +31,8 @@ class Layer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.pre_lnorm, self.recompute = config.pre_lnorm, False
+        self.pre_lnorm = config.pre_lnorm
+        self.recompute = False
         self.attn: Any = attn
         self.memory: Any = memory
         self.attn_drop = Dropout(dropout)
@@ -46,13 +46,18 @@ class Layer(nn.Module):
         """The output for a segment, (B, T, D), and what the layer remembers for the next one."""
         return self.memory(self, h_BTD, state, reading)
 
-    def attend(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None) -> Tensor:
+    def attend(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None
+    ) -> Tensor:
         """The output of the layer over these remembered states, (B, T, D); memories call it."""
         return self.finish(x_BTD, self.attended(x_BTD, mem_BMD, feats, span, then))
 
-    def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None) -> Tensor:
+    def attended(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None
+    ) -> Tensor:
         """The output of attention, before the residual connection."""
-        return self.attn_drop(self.attn(self.normed(x_BTD), self.normed(mem_BMD), feats, span, then))
+        x_BTD = self.normed(x_BTD)
+        return self.attn_drop(self.attn(x_BTD, self.normed(mem_BMD), feats, span, then))
 
     def finish(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
         """The output of the layer, given that of attention."""
@@ -67,7 +72,7 @@ class Layer(nn.Module):
         return self.ff(self.ff_norm(x_BTD) if self.pre_lnorm else x_BTD)
 
     def normed(self, x_BLD: Tensor) -> Tensor:
-        """What attention projects. With `pre_lnorm` states are remembered as they are and normalised at each read."""
+        """What attention projects: states are remembered as they are, and normalised when read."""
         return self.attn_norm(x_BLD) if self.pre_lnorm else x_BLD
 
     def keys_and_values(self, x_BLD: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +84,8 @@ def run_layers(
     layers: Any, h_BTD: Tensor, states: tuple[State, ...], reading: Reading
 ) -> tuple[Tensor, tuple[State, ...]]:
     """One layer after the other: the output of the last, and the states for the next segment."""
-    reading, next_states = reading.prepared(), []
+    reading = reading.prepared()
+    next_states = []
     for layer, state in zip(layers, states, strict=True):
         if layer.recompute and torch.is_grad_enabled():
             h_BTD, state = checkpoint(layer, h_BTD, state, reading, use_reentrant=False)

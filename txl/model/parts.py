@@ -13,22 +13,29 @@ from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS, STACKS
 
 
 def build_layers(config: ModelConfig, *, dropout: float, dropatt: float) -> Any:
-    """All layers of a model, an `nn.ModuleList`. Raises `UsageError` if parts do not fit together."""
+    """All layers of a model, an `nn.ModuleList`.
+
+    Raises `UsageError` if parts do not fit together.
+    """
     encodings = build_position_encodings(config, dropout=dropout)
-    layers = [build_layer(config, pos, index=i, dropout=dropout, dropatt=dropatt) for i, pos in enumerate(encodings)]
+    layers = []
+    for i, pos in enumerate(encodings):
+        layers.append(build_layer(config, pos, index=i, dropout=dropout, dropatt=dropatt))
     return nn.ModuleList(layers)
 
 
-def build_layer(config: ModelConfig, pos: Any, *, index: int, dropout: float, dropatt: float) -> Layer:
+def build_layer(
+    config: ModelConfig, pos: Any, *, index: int, dropout: float, dropatt: float
+) -> Layer:
     """A layer, counted from 0, with its position encoding."""
     rule = ATTENTION_RULES[config.attention].of_model(config, dropatt=dropatt)
     attn = pos.attention_class()(config, pos, rule)
     memory = build_memory_rule(config, index)
     require(
         memory.traits.keeps_places or not pos.places_hidden_states(),
-        f"--position {config.position}: it counts places from where the memory begins, and with "
-        f"--memory {config.memory} each row begins elsewhere; use an encoding of distances, such as "
-        f"{ModelConfig.position}",
+        f"--position {config.position}: it counts places from where the memory begins, and with"
+        f" --memory {config.memory} each row begins elsewhere; use an encoding of distances, such"
+        f" as {ModelConfig.position}",
     )
     return pos.layer_class()(
         config,

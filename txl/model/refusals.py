@@ -24,7 +24,10 @@ def require_serves(encoding: Any, context: Context, *, can_change: bool = True) 
         return
     change = ""
     if can_change:
-        names = [name for name, cls in POSITIONS.items() if cls.clamps and cls.needs_scores()]
+        names = []
+        for name, cls in POSITIONS.items():
+            if cls.clamps and cls.needs_scores():
+                names.append(name)
         change = f", or use --position {' or '.join(names)}"
     raise UsageError(
         f"--clamp_len {context.clamp_len}: --position {encoding.name} has no distances that could "
@@ -42,19 +45,31 @@ def require_works(memory: str, settings: Any, *, can_change: bool = True) -> Non
     for name, allowed in MEMORIES[memory].traits.works_with.items():
         given = getattr(settings, name, None)
         values = given if isinstance(given, tuple) else (given,)  # several lengths may be compared
-        refused = [value for value in values if value is not None and value not in allowed]
+        refused = []
+        for value in values:
+            if value is not None and value not in allowed:
+                refused.append(value)
         if refused:
             raise UsageError(_refusal(memory, name, refused[0], allowed, can_change=can_change))
 
 
-def _refusal(memory: str, name: str, value: Any, allowed: tuple[Any, ...], *, can_change: bool) -> str:
-    flag, works = f"--{name} {value}", f"works with {' or '.join(map(str, allowed))} only"
+def _refusal(
+    memory: str, name: str, value: Any, allowed: tuple[Any, ...], *, can_change: bool
+) -> str:
+    flag = f"--{name} {value}"
+    works = f"works with {' or '.join(map(str, allowed))} only"
     if value is True:
-        flag, works = f"--{name}", "does not work with it"
+        flag = f"--{name}"
+        works = "does not work with it"
     change = ""
     if can_change:
-        tables = {other: rule.traits.works_with for other, rule in MEMORIES.items()}
-        others = [other for other, table in tables.items() if value in table.get(name, (value,))]
+        tables = {}
+        for other, rule in MEMORIES.items():
+            tables[other] = rule.traits.works_with
+        others = []
+        for other, table in tables.items():
+            if value in table.get(name, (value,)):
+                others.append(other)
         change = f", or use --memory {' or '.join(others)}"
     return f"{flag}: --memory {memory} {works}; leave it out{change}"
 

@@ -71,7 +71,9 @@ class MemoryRule(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> "State":
+    def full(
+        cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor
+    ) -> "State":
         """The state, of zeros, once it has grown as long as it may."""
         raise NotImplementedError
 
@@ -80,7 +82,9 @@ class MemoryRule(nn.Module):
         """How many keys a layer attends to besides those of the segment."""
         return state.hidden_BMD.shape[1]
 
-    def forward(self, layer: Any, h_BTD: Tensor, state: "State", reading: "Reading") -> "tuple[Tensor, State]":
+    def forward(
+        self, layer: Any, h_BTD: Tensor, state: "State", reading: "Reading"
+    ) -> "tuple[Tensor, State]":
         """The output of the layer for a segment, (B, T, D), by `Layer.attend`, and the state for
         the next segment. The last `ext_len` tokens are not kept: the next segment reads them again.
         """

@@ -1,4 +1,6 @@
-"""A model of which only the sizes are known, or whose weights are about to be replaced: nothing is drawn for it."""
+"""A model of which only the sizes are known, or whose weights are about to be replaced: nothing is
+drawn for it.
+"""
 
 import math
 from typing import Any
@@ -12,9 +14,11 @@ from txl.model.transformer import TransformerXL
 
 
 class _Undrawn(TorchFunctionMode):
-    """Tensors are made on a device, and random numbers are not drawn: zeros, of which no memory is taken.
+    """Tensors are made on a device, and random numbers are not drawn: zeros, of which no memory is
+    taken.
 
-    PyTorch computes on the device `meta` in Python, and imports its compiler for that, which takes a second.
+    PyTorch computes on the device `meta` in Python, and imports its compiler for that, which takes
+    a second.
     """
 
     def __init__(self, device: str) -> None:
@@ -22,7 +26,9 @@ class _Undrawn(TorchFunctionMode):
         self._device, self._undrawn = torch.device(device), list[Tensor]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.uniform_ or (func is Tensor.mul and any(args[0] is tensor for tensor in self._undrawn)):
+        if func is Tensor.uniform_ or (
+            func is Tensor.mul and any(args[0] is tensor for tensor in self._undrawn)
+        ):
             return args[0]
         with self._device:
             if func is not torch.randn:
@@ -34,28 +40,43 @@ class _Undrawn(TorchFunctionMode):
 def weights_of(model: TransformerXL) -> dict[str, Tensor]:
     """The parameters, tied ones once, and the persistent buffers."""
     state = model.state_dict()
-    return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in state}
+    return dict(model.named_parameters()) | {
+        name: b for name, b in model.named_buffers() if name in state
+    }
 
 
-def shapes_of(config: ModelConfig, *, n_tensor: int, n_element: int) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of a model's parameters and persistent buffers; None if it is far larger than a file of so many
-    tensors and elements, which is found out before anything of its size is built. Raises `ValueError` or `KeyError` if
-    there is no such model."""
+def shapes_of(
+    config: ModelConfig, *, n_tensor: int, n_element: int
+) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a model's parameters and persistent buffers; None if it is far larger than a
+    file of so many tensors and elements, which is found out before anything of its size is built.
+    Raises `ValueError` or `KeyError` if there is no such model.
+    """
     n_part = max(config.n_layer, len(config.cutoffs), len(config.tie_projs))
-    too_large = max(config.n_bucket, config.n_feature) > max(n_element, 2**10) or (config.max_distance or 0) >= 2**31
+    too_large = (
+        max(config.n_bucket, config.n_feature) > max(n_element, 2**10)
+        or (config.max_distance or 0) >= 2**31
+    )
     if n_part > n_tensor or too_large:
         return None
     try:
         model = model_without_values(config)
     except (RuntimeError, OverflowError, TypeError):  # sizes that no tensor can have
         return None
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights_of(model).items()}
-    return shapes if sum(map(math.prod, shapes.values())) <= 2 * n_element else None
+    shapes = {}
+    for name, tensor in weights_of(model).items():
+        shapes[name] = tuple(tensor.shape)
+    if sum(map(math.prod, shapes.values())) <= 2 * n_element:
+        return shapes
+    return None
 
 
 def model_without_values(
     config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0, device: str = "meta"
 ) -> TransformerXL:
-    """A model whose weights are not drawn. Raises what PyTorch does for sizes that no tensor can have."""
+    """A model whose weights are not drawn.
+
+    Raises what PyTorch does for sizes that no tensor can have.
+    """
     with _Undrawn(device):
         return TransformerXL(config, dropout=dropout, dropatt=dropatt)

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl.model.memory import State, loss_of
+from txl.model.memory import State
+from txl.ops.numbers import total
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +39,16 @@ class Memory:
     @property
     def loss(self) -> Tensor | None:
         """What the last segment adds to the training loss; None: nothing."""
-        return loss_of(self.states)
+        return total(state.loss for state in self.states)
 
     def named(self) -> dict[str, Tensor]:
         """All tensors: those of layer i are `i` and `i.name`."""
-        tensors = {str(i): state.hidden_BMD for i, state in enumerate(self.states)}
+        tensors = {}
         for i, state in enumerate(self.states):
-            tensors |= {f"{i}.{name}": tensor for name, tensor in state.extra.items()}
+            tensors[str(i)] = state.hidden_BMD
+        for i, state in enumerate(self.states):
+            for name, tensor in state.extra.items():
+                tensors[f"{i}.{name}"] = tensor
         return tensors
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
@@ -65,7 +69,9 @@ class Memory:
 
 
 def _changed(state: State, change: Callable[[Tensor], Tensor]) -> State:
-    extra = {name: change(tensor) for name, tensor in state.extra.items()}
+    extra = {}
+    for name, tensor in state.extra.items():
+        extra[name] = change(tensor)
     return State(change(state.hidden_BMD), extra)
 
 
@@ -99,7 +105,9 @@ def joined(memories: Sequence[Memory]) -> Memory:
 
 def chunks(memory: Memory, n: int) -> list[Memory]:
     """The memories of n equal parts of the streams."""
-    parts = {name: tensor.chunk(n) for name, tensor in memory.named().items()}
+    parts = {}
+    for name, tensor in memory.named().items():
+        parts[name] = tensor.chunk(n)
     return [of_named({name: part[i] for name, part in parts.items()}) for i in range(n)]
 
 
@@ -157,8 +165,13 @@ def _require_joinable(memories: Sequence[Mapping[str, Tensor]]) -> None:
         axes = zip(*shapes, strict=True)
         axis = next(i for i, sizes in enumerate(axes) if len(set(sizes)) > 1)
         sizes = sorted({shape[axis] for shape in shapes})
-        what = f"states ({kept})" if kept else "steps"
-        raise ValueError(f"memories of {' and '.join(map(str, sizes))} {what}: give memories of one length")
+        if kept:
+            what = f"states ({kept})"
+        else:
+            what = "steps"
+        raise ValueError(
+            f"memories of {' and '.join(map(str, sizes))} {what}: give memories of one length"
+        )
 
 
 def grown(state: State, mem_len: int, lengths: Mapping[str, int] | None = None) -> State:

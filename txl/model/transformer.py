@@ -25,18 +25,16 @@ class Output(NamedTuple):
 
 
 class Body(nn.Module):
-    """Layers that read vectors and remember; what reads words or observations is built on it.
-
-    Attributes:
-        is_sharded: weights are sharded (FSDP): a layer holds its own only while it runs.
-    """
+    """Layers that read vectors and remember; what reads words or observations is built on it."""
 
     def add_layers(self, config: ModelConfig, *, dropout: float, dropatt: float) -> None:
         """Make the layers. A subclass may have parts that come before them."""
-        self.config, self.is_sharded = config, False
+        self.config = config
+        self.is_sharded = False  # by FSDP: a layer then holds its weights only while it runs
         self.layers = build_layers(config, dropout=dropout, dropatt=dropatt)
-        self.run, self.drop = run_of(config), Dropout(dropout)
-        self._served: set[tuple[Context, bool]] = set()  # contexts that the parts are known to serve
+        self.run = run_of(config)
+        self.drop = Dropout(dropout)
+        self._served: set[tuple[Context, bool]] = set()  # contexts known to be served
 
     @property
     def device(self) -> torch.device:
@@ -44,7 +42,7 @@ class Body(nn.Module):
         return next(self.parameters()).device
 
     def empty_memory(self, batch_size: int, *, like: Tensor | None = None) -> Memory:
-        """The memory before the first segment, with dtype and device of `like` (default: the weights)."""
+        """The memory before the first segment; dtype and device of `like`, or of the weights."""
         like = self.layers[0].attn_norm.weight if like is None else like
         rules = [layer.memory for layer in self.layers]
         return Memory(tuple(rule.empty(self.config, batch_size, like=like) for rule in rules))
@@ -62,27 +60,28 @@ class Body(nn.Module):
 
         Args:
             memory: of the segment before; None: an empty one.
-            since_BT: how many tokens before each one, at least 0, belong to the same document; none
-                before them is seen. Each row has its own borders. None: the text is one document.
+            since_BT: how many tokens of its document stand before each; it sees no others; None: all.
             span: where the segment stands, for readers of a part of one; None: as the context says.
         Raises:
             ValueError: if the memory has another batch size.
             UsageError: if a part of the model does not support the context, or documents.
         """
-        first, h_BTD = self.layers[0], self.drop(h_BTD)
+        h_BTD = self.drop(h_BTD)
         states = (memory or self.empty_memory(len(h_BTD), like=h_BTD)).states
-        if len(states[0].hidden_BMD) != len(h_BTD):
-            n_row = len(states[0].hidden_BMD)
+        n_row = len(states[0].hidden_BMD)
+        if n_row != len(h_BTD):
             raise ValueError(f"the memory holds {n_row} rows, the segment {len(h_BTD)}")
         if span is None:
             self.require_serves(context, has_documents=since_BT is not None)
-            span = Span.of(context, n_mem=first.memory.n_kept(states[0]), n_new=h_BTD.shape[1])
+            n_mem = self.layers[0].memory.n_kept(states[0])
+            span = Span.of(context, n_mem=n_mem, n_new=h_BTD.shape[1])
         ended = None
         if since_BT is not None:
             span = replace(span, since_BT=since_BT.to(h_BTD.device, non_blocking=True))
             ended = without_ended(h_BTD, Memory(states), span)
-            h_BTD, states = ended.h_BTD, ended.memory.states
-        reading = Reading(context, span, first.attn.pos, like=h_BTD)
+            h_BTD = ended.h_BTD
+            states = ended.memory.states
+        reading = Reading(context, span, self.layers[0].attn.pos, like=h_BTD)
         h_BTD, states = self.run(self.layers, h_BTD, states, reading)
         if ended is not None:
             h_BTD = ended.marked(h_BTD)
@@ -101,8 +100,8 @@ class TransformerXL(Body):
         hidden, memory = model(token_BT, memory, context)
         nll_BT, memory = model.nll(input_BT, target_BT, memory, context)
 
-    The memory is passed in and returned; the module keeps no state. `memory=None` is an empty memory. `context` holds
-    the lengths, and may change from call to call. With `pre_lnorm` there is no LayerNorm after the last layer.
+    The memory is passed in and returned (None: an empty one); the module keeps no state. `context`
+    holds the lengths, and may change from call to call. With `pre_lnorm` no LayerNorm ends it.
     """
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> None:
@@ -122,8 +121,7 @@ class TransformerXL(Body):
         *,
         span: Span | None = None,
     ) -> Output:
-        """Read a segment of token ids (B, T), which may be on the CPU. `memory`, `since`, `span` and errors are
-        those of `read`, `tables` and `ValueError` for an id outside the vocabulary those of `AdaptiveEmbedding`."""
+        """Read a segment of token ids (B, T), as `read` does; `tables` see `AdaptiveEmbedding`."""
         return self.read(self.word_emb(token_BT, tables), memory, context, since_BT, span=span)
 
     def nll(
@@ -136,16 +134,16 @@ class TransformerXL(Body):
     ) -> tuple[Tensor, Memory]:
         """Loss of each target in nats, (B, T), and the memory for the next segment.
 
-        The input may be longer than the target (`ext_len`): targets belong to its last positions. Ids on the CPU avoid
-        GPU synchronisation, see `AdaptiveSoftmax.nll`.
+        The input may be longer than the target (`ext_len`): targets belong to its last positions.
+        Ids on the CPU avoid GPU synchronisation, see `AdaptiveSoftmax.nll`.
         """
         tables = self.reused_tables()
-        out: Output = self(input_BT, memory, context, since_BT, tables)
-        return self.softmax.nll(out.hidden_BTD[:, -target_BT.shape[1] :], target_BT, tables), out.memory
+        hidden_BTD, memory_after = self(input_BT, memory, context, since_BT, tables)
+        hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
+        return self.softmax.nll(hidden_BTD, target_BT, tables), memory_after
 
     def reused_tables(self) -> list[Tensor] | None:
-        """For `tables` of `forward` and of `softmax.nll` in a step: a tied table gets one gradient for both uses. A GPU
-        would sum its rows in any order."""
+        """For `tables` in a step: a tied table gets one gradient for both uses, on a CPU only."""
         is_tied = not (self.config.not_tied or self.is_sharded)
         return [] if is_tied and torch.is_grad_enabled() and self.device.type == "cpu" else None
 

@@ -1,14 +1,16 @@
 """Faster dropout on CPUs: one 64-bit random number masks four elements.
 
-PyTorch draws one Bernoulli variable per element there, 5 % to 10 % of a training step. Here an element is dropped if
-its 16 random bits, read as a number, lie below p 2^16. p is rounded to a multiple of 2^-16 and the scale with it, so
-the mean is unchanged. On other devices and in compiled graphs, PyTorch's own dropout runs.
+PyTorch draws one Bernoulli variable per element there, 5 % to 10 % of a training step. Here an
+element is dropped if its 16 random bits, read as a number, lie below p 2^16. p is rounded to a
+multiple of 2^-16 and the scale with it, so the mean is unchanged. On other devices and in compiled
+graphs, PyTorch's own dropout runs.
 
-The bits of a mask are the exclusive or of a stretch of one table of random words and a stretch of another, which begin
-where PyTorch's generator says. Two masks have bits in common at no more than one distance from each other, and seldom
-that: the stretches of one would have to be as far apart as those of the other. The tables are the same in all processes
-and made by SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"). Words of a mask
-of 2^20 elements take 0.05 ms with two threads of an AMD EPYC; each by SplitMix64 they took 0.4, and by PyTorch's
+The bits of a mask are the exclusive or of a stretch of one table of random words and a stretch of
+another, which begin where PyTorch's generator says. Two masks have bits in common at no more than
+one distance from each other, and seldom that: the stretches of one would have to be as far apart as
+those of the other. The tables are the same in all processes and made by SplitMix64 (Steele, Lea and
+Flood 2014, "Fast splittable pseudorandom number generators"). Words of a mask of 2^20 elements take
+0.05 ms with two threads of an AMD EPYC; each by SplitMix64 they took 0.4, and by PyTorch's
 generator, which works in one thread, 1.3.
 """
 
@@ -23,13 +25,17 @@ _LEVELS = 2**16
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 _MIXED = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 _LAST_SHIFT = 31
-"""Of SplitMix64: what a word's index is multiplied by, then shifts and factors; as signed numbers."""
+"""Of SplitMix64: what a word's index is multiplied by, then shifts and factors;
+as signed numbers.
+"""
 _STRETCH = 2**17
 """Words that are taken from the tables at once; as many places where they may begin."""
 
 
 def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
-    """Zero elements of x with probability p and divide the others by 1 - p, using PyTorch's generator."""
+    """Zero elements of x with probability p and divide the others by 1 - p, using PyTorch's
+    generator.
+    """
     if not training or p == 0:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
@@ -43,7 +49,9 @@ def as_drawn(p: float) -> float:
 
 
 def draw_kept(p: float, *, out: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Fill `out` with True or 1 where an element is kept, else False or 0; on a CPU `as_drawn(p)` are dropped."""
+    """Fill `out` with True or 1 where an element is kept, else False or 0; on a CPU `as_drawn(p)`
+    are dropped.
+    """
     if out.device.type != "cpu":
         return torch.ge(torch.rand(out.shape, device=out.device, generator=generator), p, out=out)
     bits = random_words(-(-out.numel() // 4), generator=generator).view(torch.int16)
@@ -52,7 +60,9 @@ def draw_kept(p: float, *, out: Tensor, generator: torch.Generator | None = None
 
 
 def random_words(n: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """n numbers of 64 random bits, int64, by two numbers of the generator for each `_STRETCH` of them."""
+    """n numbers of 64 random bits, int64, by two numbers of the generator for each `_STRETCH` of
+    them.
+    """
     words = torch.empty(n, dtype=torch.int64)
     if type(words) is not Tensor:  # PyTorch's fake ones, of which the size is asked and no number
         return words
@@ -86,7 +96,8 @@ def _shifted(words: Tensor, n: int) -> Tensor:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        factor = draw_kept(p, out=torch.empty(x.shape, dtype=x.dtype))  # into floats: a bool mask is slower
+        # into floats: a bool mask is slower
+        factor = draw_kept(p, out=torch.empty(x.shape, dtype=x.dtype))
         factor.mul_(1 / (1 - as_drawn(p)))
         ctx.save_for_backward(factor)
         return x * factor

@@ -1,10 +1,11 @@
-"""Linear layers for one to four rows, as in generation and in tail clusters of the softmax, of large weights.
+"""Linear layers for one to four rows, as in generation and in tail clusters of the softmax, of
+large weights.
 
-With so few rows, reading the weights takes the time. For x W^T, PyTorch's CPU BLAS (MKL) on AMD processors first packs
-W or runs on one thread; for W x^T with at least two columns it reads W once with all threads. On 2 cores of an AMD EPYC
-this is 2.1 to 2.6 times as fast with one row, 2 to 7 times with two to four (`docs/speed.md`). On an Intel Xeon x W^T
-is the faster one, 2.7 times for a row and 2,100 x 410 weights, so the processor's vendor decides. Results agree up to
-rounding.
+With so few rows, reading the weights takes the time. For x W^T, PyTorch's CPU BLAS (MKL) on AMD
+processors first packs W or runs on one thread; for W x^T with at least two columns it reads W once
+with all threads. On 2 cores of an AMD EPYC this is 2.1 to 2.6 times as fast with one row, 2 to 7
+times with two to four (`docs/speed.md`). On an Intel Xeon x W^T is the faster one, 2.7 times for a
+row and 2,100 x 410 weights, so the processor's vendor decides. Results agree up to rounding.
 """
 
 import torch
@@ -14,8 +15,9 @@ from txl.ops.processor import IS_AMD
 
 FEW = 4
 PAYS = 2**16
-"""Weights from which that takes less time: a row of 40 x 40 weights takes 14 us and 2 by PyTorch, of 410 x 410 57 and
-62 (AMD EPYC, Zen 3, two threads)."""
+"""Weights from which that takes less time: a row of 40 x 40 weights takes 14 us and 2 by PyTorch,
+of 410 x 410 57 and 62 (AMD EPYC, Zen 3, two threads).
+"""
 
 REVERSED = IS_AMD
 """Few rows are multiplied as W x^T."""
@@ -23,13 +25,17 @@ REVERSED = IS_AMD
 
 def serves(x: Tensor, weight: Tensor) -> bool:
     """Without gradients, few rows in float32 on such a processor."""
-    is_alike = x.device.type == "cpu" and x.dtype == weight.dtype and pays(weight, x.shape[:-1].numel())
+    is_alike = (
+        x.device.type == "cpu" and x.dtype == weight.dtype and pays(weight, x.shape[:-1].numel())
+    )
     return is_alike and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 
 def pays(weight: Tensor, n_row: int) -> bool:
     """Few rows of large weights in float32 on such a processor."""
-    return REVERSED and 0 < n_row <= FEW and weight.dtype == torch.float32 and weight.numel() >= PAYS
+    return (
+        REVERSED and 0 < n_row <= FEW and weight.dtype == torch.float32 and weight.numel() >= PAYS
+    )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

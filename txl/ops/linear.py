@@ -10,8 +10,9 @@ from txl.ops import few_rows, onednn, packed
 from txl.ops.numbers import is_autocast_on
 
 CAST_PAYS = 64
-"""Rows from which a product in 16 bits makes up for the cast of its weights. On an AMD EPYC, one thread, a weight takes
-1.0 ns to cast, and 25 or 9 ps a row to multiply in float32 or bfloat16."""
+"""Rows from which a product in 16 bits makes up for the cast of its weights. On an AMD EPYC, one
+thread, a weight takes 1.0 ns to cast, and 25 or 9 ps a row to multiply in float32 or bfloat16.
+"""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -22,9 +23,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def product_with(layer: nn.Linear, n_row: int) -> Callable[[Tensor], Tensor]:
-    """A layer's product of n_row rows, (R, I) to (R, O), with fixed weights: for use without gradients and autocast, so
-    that nothing is asked in each call."""
-    weight_OI, bias_O = layer.weight, layer.bias
+    """A layer's product of n_row rows, (R, I) to (R, O), with fixed weights: for use without
+    gradients and autocast, so that nothing is asked in each call.
+    """
+    weight_OI = layer.weight
+    bias_O = layer.bias
     if isinstance(layer, packed.PackedLinear) and layer.is_ordered:
         return lambda x_RI: packed.product(x_RI, weight_OI, bias_O)
     if few_rows.pays(weight_OI, n_row):
@@ -35,9 +38,13 @@ def product_with(layer: nn.Linear, n_row: int) -> Callable[[Tensor], Tensor]:
 
 
 def linear_in_part(x: Tensor, part: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` for a part of a table. Autocast caches the casts of parameters, not those of their parts; on a CPU,
-    fewer than `CAST_PAYS` rows are multiplied in float32, which takes less time than to cast the weights."""
-    is_short = x.device.type == "cpu" and part.dtype == torch.float32 and x.shape[:-1].numel() < CAST_PAYS
+    """`linear` for a part of a table. Autocast caches the casts of parameters, not those of their
+    parts; on a CPU, fewer than `CAST_PAYS` rows are multiplied in float32, which takes less time
+    than to cast the weights.
+    """
+    is_short = (
+        x.device.type == "cpu" and part.dtype == torch.float32 and x.shape[:-1].numel() < CAST_PAYS
+    )
     if not is_short or not is_autocast_on(x.device):
         return linear(x, part, bias)
     with torch.autocast("cpu", enabled=False):

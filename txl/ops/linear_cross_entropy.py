@@ -1,12 +1,13 @@
 """Cross-entropy of a linear layer's softmax, in chunks of tokens.
 
-Beyond `BUDGET` logits, tokens are processed in chunks, so memory does not grow with tokens x vocabulary. The gradients
-need the logits of a chunk again. Either the backward pass recomputes them, which makes four products in all; or, where
-every token's loss has the same weight, the gradients are made together with the loss: three products. On a CPU they
-take the place of the logits, a few rows at a time, which stay in the cache.
+Beyond `BUDGET` logits, tokens are processed in chunks, so memory does not grow with tokens x
+vocabulary. The gradients need the logits of a chunk again. Either the backward pass recomputes
+them, which makes four products in all; or, where every token's loss has the same weight, the
+gradients are made together with the loss: three products. On a CPU they take the place of the
+logits, a few rows at a time, which stay in the cache.
 
-In bfloat16 on a CPU that is done for all logits that do not fit the cache. By autograd, four tensors of this size in
-float32 come from memory.
+In bfloat16 on a CPU that is done for all logits that do not fit the cache. By autograd, four
+tensors of this size in float32 come from memory.
 """
 
 from collections.abc import Sequence
@@ -25,8 +26,9 @@ from txl.ops.numbers import at_least_float32, product_dtype, widened
 IN_CACHE = 2**20
 """Logits whose softmax is computed at once, in float32."""
 BUDGET = {"cpu": 2**25, "cuda": 2**27}
-"""Logits held at once (128 and 512 MiB in float32); a backward pass that recomputes them holds two more tensors of
-this size."""
+"""Logits held at once (128 and 512 MiB in float32); a backward pass that recomputes them holds two
+more tensors of this size.
+"""
 READ_AT_ONCE = 2**22
 """Logits held at once on a CPU where nothing learns; at least those of `CAST_PAYS` tokens."""
 
@@ -36,13 +38,17 @@ Parts = Tensor | Sequence[Tensor]
 
 def parts_of(x: Parts) -> Sequence[Tensor]:
     """The parts of a table."""
-    return [x] if isinstance(x, Tensor) else x
+    if isinstance(x, Tensor):
+        return [x]
+    return x
 
 
 def whole(x: Parts, dim: int = 0) -> Tensor:
     """The table; of several parts a copy."""
     first, *others = parts_of(x)
-    return torch.cat([first, *others], dim) if others else first
+    if others:
+        return torch.cat([first, *others], dim)
+    return first
 
 
 def linear_cross_entropy(
@@ -50,21 +56,29 @@ def linear_cross_entropy(
 ) -> Tensor:
     """-log softmax(hidden_LE @ weight_VE.T + bias_V)[l, target_L[l]], in nats, (L,).
 
-    The softmax is computed in float32 or wider, even if the logits are in half precision. L may be 0.
+    The softmax is computed in float32 or wider, even if the logits are in half precision. L may be
+    0.
 
     Args:
-        weights, biases: (V, E) and (V,), each whole, or in parts that follow each other. On a CPU where nothing learns
-            the logits of parts are joined, else the parts themselves, which makes a copy.
-        same_weight: promises that the backward pass, if there is one, comes with the same gradient for every token, as
-            that of a mean or a sum is. With others the gradients of weight and bias are NaN.
+        weights, biases: (V, E) and (V,), each whole, or in parts that follow each other. On a CPU
+            where nothing learns the logits of parts are joined, else the parts themselves, which
+            makes a copy.
+        same_weight: promises that the backward pass, if there is one, comes with the same gradient
+            for every token, as that of a mean or a sum is. With others the gradients of weight and
+            bias are NaN.
     """
     learns = torch.is_grad_enabled()
     if hidden_LE.device.type == "cpu" and not learns:
         return _nats_alone(hidden_LE, parts_of(weights), parts_of(biases), target_L)
-    weight_VE, bias_V = whole(weights), whole(biases)
+    weight_VE = whole(weights)
+    bias_V = whole(biases)
     n_token = max(1, BUDGET.get(hidden_LE.device.type, BUDGET["cpu"]) // len(weight_VE))
     makes_gradients = same_weight and learns
-    is_large = len(hidden_LE) >= CAST_PAYS and len(hidden_LE) * len(weight_VE) > IN_CACHE and _is_in_place(hidden_LE)
+    is_large = (
+        len(hidden_LE) >= CAST_PAYS
+        and len(hidden_LE) * len(weight_VE) > IN_CACHE
+        and _is_in_place(hidden_LE)
+    )
     if len(hidden_LE) <= n_token and not (makes_gradients and is_large):
         return _nats(hidden_LE, weight_VE, bias_V, target_L)
     if makes_gradients:
@@ -72,7 +86,9 @@ def linear_cross_entropy(
     pieces = zip(hidden_LE.split(n_token), target_L.split(n_token), strict=True)
     if not learns:  # `checkpoint` would import torch._dynamo for nothing: 140 MiB
         return torch.cat([_nats(h, weight_VE, bias_V, t) for h, t in pieces])
-    return torch.cat([checkpoint(_nats, h, weight_VE, bias_V, t, use_reentrant=False) for h, t in pieces])
+    return torch.cat(
+        [checkpoint(_nats, h, weight_VE, bias_V, t, use_reentrant=False) for h, t in pieces]
+    )
 
 
 def _is_in_place(hidden_LE: Tensor) -> bool:
@@ -84,16 +100,23 @@ def _nats(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor
     return F.cross_entropy(widened(logit_LV), target_L, reduction="none")
 
 
-def _nats_alone(hidden_LE: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], target_L: Tensor) -> Tensor:
+def _nats_alone(
+    hidden_LE: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], target_L: Tensor
+) -> Tensor:
     """On a CPU, without gradients."""
     n_word = sum(map(len, weights))
     n_token = min(max(1, BUDGET["cpu"] // n_word), max(CAST_PAYS, READ_AT_ONCE // n_word))
 
     def of_chunk(hidden_CE: Tensor, target_C: Tensor) -> Tensor:
-        logits = [linear_in_part(hidden_CE, *part) for part in zip(weights, biases, strict=True)]
-        pieces = [x.split(max(1, IN_CACHE // n_word)) for x in (target_C, *logits)]
+        logits = []
+        for part in zip(weights, biases, strict=True):
+            logits.append(linear_in_part(hidden_CE, *part))
+        pieces = []
+        for x in (target_C, *logits):
+            pieces.append(x.split(max(1, IN_CACHE // n_word)))
         nats = []
-        for target_R, *logits_R in zip(*pieces, strict=True):  # a few rows at a time, which stay in the cache
+        # a few rows at a time, which stay in the cache
+        for target_R, *logits_R in zip(*pieces, strict=True):
             nats.append(_nats_in_place(widened(whole(logits_R, -1)), target_R))
         return torch.cat(nats)
 
@@ -107,16 +130,24 @@ def _nats_in_place(logit_RV: Tensor, target_R: Tensor) -> Tensor:
 
 
 def _dlogit(logit_CV: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Tensor) -> Tensor:
-    """The gradients of logits in float32 or wider; nats are added to the list, those of the bias to the sum."""
+    """The gradients of logits in float32 or wider; nats are added to the list, those of the bias to
+    the sum.
+    """
     at_C1 = target_C[:, None]
-    if _is_in_place(logit_CV):  # exponentials once in place of twice, where looking at the probabilities is free
+    # exponentials once in place of twice, where looking at the probabilities is free
+    if _is_in_place(logit_CV):
         prob_CV = logit_CV.softmax(-1, dtype=dbias_V.dtype)
         prob_C1 = prob_CV.gather(1, at_C1)
-        is_exact = bool(prob_C1.amin() >= torch.finfo(prob_C1.dtype).tiny)  # smaller ones have fewer digits, or are 0
-        logprob_C1 = prob_C1.log_() if is_exact else logit_CV.log_softmax(-1, dtype=dbias_V.dtype).gather(1, at_C1)
+        # smaller ones have fewer digits, or are 0
+        is_exact = bool(prob_C1.amin() >= torch.finfo(prob_C1.dtype).tiny)
+        if is_exact:
+            logprob_C1 = prob_C1.log_()
+        else:
+            logprob_C1 = logit_CV.log_softmax(-1, dtype=dbias_V.dtype).gather(1, at_C1)
     else:
         logprob_CV = logit_CV.log_softmax(-1, dtype=dbias_V.dtype)
-        logprob_C1, prob_CV = logprob_CV.gather(1, at_C1), logprob_CV.exp_()
+        logprob_C1 = logprob_CV.gather(1, at_C1)
+        prob_CV = logprob_CV.exp_()
     nats.append(-logprob_C1[:, 0])
     prob_CV.scatter_add_(1, at_C1, prob_CV.new_full((len(target_C), 1), -1.0))
     dbias_V += prob_CV.sum(0)
@@ -124,9 +155,17 @@ def _dlogit(logit_CV: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Ten
 
 
 def _dlogit_of(
-    hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Tensor
+    hidden_CE: Tensor,
+    weight_VE: Tensor,
+    bias_V: Tensor,
+    target_C: Tensor,
+    nats: list[Tensor],
+    dbias_V: Tensor,
 ) -> Tensor:
-    """`_dlogit` of the logits of hidden states, in the dtype of these. On a CPU they take the place of the logits."""
+    """`_dlogit` of the logits of hidden states, in the dtype of these.
+
+    On a CPU they take the place of the logits.
+    """
     logit_CV = linear(hidden_CE, weight_VE, bias_V)
     if logit_CV.device.type != "cpu":
         return _dlogit(logit_CV, target_C, nats, dbias_V).to(logit_CV.dtype)
@@ -137,12 +176,19 @@ def _dlogit_of(
 
 
 class _NatsAndGradients(torch.autograd.Function):
-    """The gradient of a logit is (probability - [word is target]) times that of its token's loss. Gradients are made
-    for 1 in its place and multiplied in the backward pass: those of hidden states token by token."""
+    """The gradient of a logit is (probability - [word is target]) times that of its token's loss.
+    Gradients are made for 1 in its place and multiplied in the backward pass: those of hidden
+    states token by token.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor, n_token: int
+        ctx: Any,
+        hidden_LE: Tensor,
+        weight_VE: Tensor,
+        bias_V: Tensor,
+        target_L: Tensor,
+        n_token: int,
     ) -> Tensor:
         dtype = product_dtype(hidden_LE)
         wide = at_least_float32(dtype)
@@ -150,8 +196,13 @@ class _NatsAndGradients(torch.autograd.Function):
         with torch.autocast(hidden_LE.device.type, enabled=False):
             hidden_LE, weight_VE, bias_V = (x.to(dtype) for x in (hidden_LE, weight_VE, bias_V))
             is_one = len(hidden_LE) <= n_token and dtype != wide
-            dweight_VE = None if is_one else torch.zeros_like(weight_VE, dtype=wide)
-            dhidden_LE, dbias_V, nats = torch.empty_like(hidden_LE), torch.zeros_like(bias_V, dtype=wide), []
+            if is_one:
+                dweight_VE = None
+            else:
+                dweight_VE = torch.zeros_like(weight_VE, dtype=wide)
+            dhidden_LE = torch.empty_like(hidden_LE)
+            dbias_V = torch.zeros_like(bias_V, dtype=wide)
+            nats = []
             parts = (x.split(n_token) for x in (hidden_LE, target_L, dhidden_LE))
             for hidden_CE, target_C, dhidden_CE in zip(*parts, strict=True):
                 dlogit_CV = _dlogit_of(hidden_CE, weight_VE, bias_V, target_C, nats, dbias_V)
@@ -174,7 +225,8 @@ class _NatsAndGradients(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_L: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         dhidden_LE, dweight_VE, dbias_V = ctx.saved_tensors
-        grad = grad_L[0].where(grad_L.amin() == grad_L.amax(), torch.nan)  # no look at it: a GPU would be waited for
+        # no look at it: a GPU would be waited for
+        grad = grad_L[0].where(grad_L.amin() == grad_L.amax(), torch.nan)
         wide = at_least_float32(dweight_VE.dtype)
         found = dhidden_LE * grad_L[:, None], dweight_VE.to(wide).mul_(grad), dbias_V * grad
         return *(x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True)), None, None

@@ -15,8 +15,14 @@ def check_ids(ids: Tensor, n_token: int) -> None:
     if is_traced():
         return
     # on a GPU this would synchronise in every step; there the kernels' own assertions apply
-    if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < n_token:
-        raise ValueError(f"token ids must lie in [0, {n_token}), got {int(ids.min())} to {int(ids.max())}")
+    if (
+        ids.device.type == "cpu"
+        and ids.numel()
+        and not 0 <= int(ids.min()) <= int(ids.max()) < n_token
+    ):
+        raise ValueError(
+            f"token ids must lie in [0, {n_token}), got {int(ids.min())} to {int(ids.max())}"
+        )
 
 
 def to_device(ids: Tensor, device: torch.device) -> Tensor:
@@ -41,17 +47,22 @@ class Members(NamedTuple):
 
 
 def members(id_L: Tensor, sizes: Sequence[int], device: torch.device) -> Members:
-    """The ids of the clusters of these sizes. Synchronises if the ids are on a GPU; of ids on the CPU one copy is
-    made."""
+    """The ids of the clusters of these sizes. Synchronises if the ids are on a GPU; of ids on the
+    CPU one copy is made.
+    """
     orders, places = _by_cluster(id_L, sizes, 0)
     lengths = [*map(len, orders)]
     place_P, order_P = to_device(torch.cat([*places, *orders]), device).split([len(id_L)] * 2)
     return Members(place_P, order_P, lengths)
 
 
-def classes_and_members(id_L: Tensor, sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Members]:
-    """The class of each id in the head of an adaptive softmax, (L,), which has the words of the first cluster and an
-    entry for each other one; and the ids of these others. Copies and synchronises as `members`."""
+def classes_and_members(
+    id_L: Tensor, sizes: Sequence[int], device: torch.device
+) -> tuple[Tensor, Members]:
+    """The class of each id in the head of an adaptive softmax, (L,), which has the words of the
+    first cluster and an entry for each other one; and the ids of these others. Copies and
+    synchronises as `members`.
+    """
     class_L = id_L.to(torch.int64, copy=True)
     orders, places = _by_cluster(id_L, sizes[1:], sizes[0])
     for c, order in enumerate(orders):
@@ -62,9 +73,14 @@ def classes_and_members(id_L: Tensor, sizes: Sequence[int], device: torch.device
     return class_L, Members(place_P, order_P, lengths)
 
 
-def _by_cluster(id_L: Tensor, sizes: Sequence[int], first: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Of each cluster, the first of which begins at the word `first`: where its ids stand, and their indices in it."""
-    orders, places = [], []
+def _by_cluster(
+    id_L: Tensor, sizes: Sequence[int], first: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Of each cluster, the first of which begins at the word `first`: where its ids stand, and
+    their indices in it.
+    """
+    orders = []
+    places = []
     for size in sizes:
         order = ((id_L >= first) & (id_L < first + size)).nonzero().squeeze(1)
         orders.append(order)
@@ -87,7 +103,11 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, drow_LE: Tensor, dtable_VE: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
         id_L, _ = ctx.saved_tensors
-        add = Tensor.index_add if torch.is_grad_enabled() else Tensor.index_add_  # the first: for second derivatives
+        # the first: for second derivatives
+        if torch.is_grad_enabled():
+            add = Tensor.index_add
+        else:
+            add = Tensor.index_add_
         return None, add(dtable_VE, 0, id_L.flatten(), drow_LE.flatten(0, -2))
 
 
@@ -95,8 +115,8 @@ def look_up(id_L: Tensor, table_VE: Tensor, reused: list[Tensor] | None = None) 
     """Rows of a table, (..., E).
 
     Args:
-        reused: a list that gets the table for a further use. A gradient of that takes up the one of the rows in place,
-            which else is as large as the table and almost all zeros.
+        reused: a list that gets the table for a further use. A gradient of that takes up the one of
+            the rows in place, which else is as large as the table and almost all zeros.
     """
     if reused is None:
         return F.embedding(id_L, table_VE)

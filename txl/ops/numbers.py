@@ -1,10 +1,16 @@
-"""Dtypes: of matrix products under autocast, and those wide enough for sums."""
+"""Dtypes: of matrix products under autocast, and those wide enough for sums; sums of what is there."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-AUTOCAST_DEVICES = frozenset(d for d in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(d))
-"""Looked up on import: torch.compile cannot trace `is_autocast_available` in every supported version."""
+AUTOCAST_DEVICES = frozenset(
+    d for d in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(d)
+)
+"""Looked up on import: torch.compile cannot trace `is_autocast_available` in every supported
+version.
+"""
 
 
 def is_autocast_on(device: torch.device) -> bool:
@@ -13,15 +19,18 @@ def is_autocast_on(device: torch.device) -> bool:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of a matrix product with x: under autocast its dtype, unless x is float64; else that of x."""
+    """The dtype of a matrix product with x: under autocast its dtype, unless x is float64; else
+    that of x.
+    """
     if x.dtype == torch.float64 or not is_autocast_on(x.device):
         return x.dtype
     return torch.get_autocast_dtype(x.device.type)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """float32, or `dtype` where that is wider. In 16 bits a log-sum-exp of 10 is a hundredth off, the probabilities of
-    many words do not sum to 1, and distances above 256 or 2,048 are rounded."""
+    """float32, or `dtype` where that is wider. In 16 bits a log-sum-exp of 10 is a hundredth off,
+    the probabilities of many words do not sum to 1, and distances above 256 or 2,048 are rounded.
+    """
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -38,3 +47,11 @@ def float64_sum(x: Tensor) -> Tensor:
 def as_multiplied(x: Tensor) -> Tensor:
     """Under autocast x in half precision: cast once, not by each projection."""
     return x.to(product_dtype(x))
+
+
+def total(terms: Iterable[Tensor | None]) -> Tensor | None:
+    """The sum of those terms that are there; None if none is."""
+    given = [term for term in terms if term is not None]
+    if given:
+        return torch.stack(given).sum()
+    return None

@@ -1,4 +1,6 @@
-"""Functions of many operations with a backward pass of their own, for eager code and for torch.compile."""
+"""Functions of many operations with a backward pass of their own, for eager code and for
+torch.compile.
+"""
 
 from collections.abc import Callable
 from inspect import signature
@@ -13,18 +15,20 @@ from torch.library import custom_op
 class Operator:
     """`forward(...)[0]`, differentiable; one node of a compiled graph.
 
-    torch.compile sees a custom operator, whose code it does not trace. Eager code calls an autograd Function of the
-    same parts: the wrappers of a custom operator take 90 us of CPU time a pass and back, and import PyTorch's compiler.
+    torch.compile sees a custom operator, whose code it does not trace. Eager code calls an autograd
+    Function of the same parts: the wrappers of a custom operator take 90 us of CPU time a pass and
+    back, and import PyTorch's compiler.
 
     Args:
         name: of the custom operator, in the namespace txl.
-        forward: computes the output and whatever the backward pass needs besides; annotated, for the custom operator's
-            schema. No result may share memory with an argument.
+        forward: computes the output and whatever the backward pass needs besides; annotated, for
+            the custom operator's schema. No result may share memory with an argument.
         backward: computes gradients; annotated likewise.
         fake_forward, fake_backward: tensors of the right shapes and dtypes instead of the results.
-        save: called with (ctx, arguments, results) of `forward`, keeps in ctx what `gradients` needs.
-        gradients: called with (ctx, backward, gradient of the output); those of the first arguments, by means of
-            `backward`. The other arguments have none.
+        save: called with (ctx, arguments, results) of `forward`, keeps in ctx what `gradients`
+            needs.
+        gradients: called with (ctx, backward, gradient of the output); those of the first
+            arguments, by means of `backward`. The other arguments have none.
     """
 
     def __init__(
@@ -44,7 +48,9 @@ class Operator:
         backward_op.register_fake(fake_backward)
         n_argument = len(signature(forward).parameters)
 
-        def of_all(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], grad: Tensor) -> tuple[Tensor | None, ...]:
+        def of_all(
+            ctx: Any, backward: Callable[..., tuple[Tensor, ...]], grad: Tensor
+        ) -> tuple[Tensor | None, ...]:
             found = gradients(ctx, backward, grad)
             return *found, *[None] * (n_argument - len(found))
 
@@ -69,9 +75,13 @@ class Operator:
 
     def __call__(self, *inputs: Any) -> Tensor:
         """The first result of `forward`."""
-        return self.custom_op(*inputs)[0] if torch.compiler.is_compiling() else self._eager.apply(*inputs)
+        if torch.compiler.is_compiling():
+            return self.custom_op(*inputs)[0]
+        return self._eager.apply(*inputs)
 
 
 def is_traced() -> bool:
-    """True while torch.export or torch.jit.trace makes a graph for inputs to come, whose values are not known."""
+    """True while torch.export or torch.jit.trace makes a graph for inputs to come, whose values are
+    not known.
+    """
     return torch.compiler.is_exporting() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]

@@ -21,27 +21,34 @@ CAN_PACK = HAS_FAST_BFLOAT16 and _HAS_OPERATORS
 
 
 def ordered(weight_OI: Tensor) -> Tensor:
-    """The weights (O, I) in the order in which `product` reads them: shape, dtype and device stay, the numbers come
-    back by `to_dense`. Good for nothing else."""
+    """The weights (O, I) in the order in which `product` reads them: shape, dtype and device stay,
+    the numbers come back by `to_dense`. Good for nothing else.
+    """
     return torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), None)
 
 
 def product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, (..., I) to (..., O), all of one dtype, by oneDNN. Weights in order, or with any strides."""
+    """x @ weight.T + bias, (..., I) to (..., O), all of one dtype, by oneDNN. Weights in order, or
+    with any strides.
+    """
     return torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
 
 
 class PackedLinear(nn.Linear):
     """A linear layer whose fixed weights are in order.
 
-    Its `state_dict` holds plain weights. Cast or moved, it keeps plain weights and multiplies as `nn.Linear` does.
+    Its `state_dict` holds plain weights. Cast or moved, it keeps plain weights and multiplies as
+    `nn.Linear` does.
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = weight_OI.shape
         self.weight = nn.Parameter(ordered(weight_OI), requires_grad=False)
-        self.bias = None if bias_O is None else nn.Parameter(bias_O.detach(), requires_grad=False)
+        if bias_O is None:
+            self.bias = None
+        else:
+            self.bias = nn.Parameter(bias_O.detach(), requires_grad=False)
         self.is_ordered = True
 
     def forward(self, input: Tensor) -> Tensor:
@@ -55,7 +62,10 @@ class PackedLinear(nn.Linear):
         return self.weight.detach().to_dense()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        bias_O = None if self.bias is None else self.bias.detach().clone()
+        if self.bias is None:
+            bias_O = None
+        else:
+            bias_O = self.bias.detach().clone()
         copy = type(self)(self.plain_weight(), bias_O)
         memo[id(self)] = copy
         return copy
@@ -65,6 +75,8 @@ class PackedLinear(nn.Linear):
         self.is_ordered = False
         return super()._apply(fn, recurse)
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.plain_weight()

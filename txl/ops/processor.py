@@ -47,5 +47,6 @@ IS_AMD = _THIS.is_amd
 HAS_AVX512 = _THIS.has_avx512
 """Registers of 512 bits, which oneDNN may use."""
 HAS_FAST_BFLOAT16 = _THIS.has_fast_bfloat16
-"""Products in bfloat16 take a fraction of the time of float32: the processor has instructions for them, and oneDNN,
-which computes them, is not restricted in its instructions."""
+"""Products in bfloat16 take a fraction of the time of float32: the processor has instructions for
+them, and oneDNN, which computes them, is not restricted in its instructions.
+"""

@@ -14,8 +14,9 @@ class Alibi(PositionEncoding):
 
     logit_ts = H^(-1/2) q_t.k_s - m_n (t - s)          m_n = 2^(-8 n / N), n = 1 ... N
 
-    Source: Press et al. 2022 (arXiv 2108.12409), sec. 3. If N is not a power of two, as in the authors' code: the
-    slopes for the next lower power of two, then every other slope for twice as many heads. No weights.
+    Source: Press et al. 2022 (arXiv 2108.12409), sec. 3. If N is not a power of two, as in the
+    authors' code: the slopes for the next lower power of two, then every other slope for twice as
+    many heads. No weights.
     Works with: softmax.
     Cost: N T S additions per layer.
     Beyond the trained length: works, by design; distant keys get less weight.
@@ -28,7 +29,9 @@ class Alibi(PositionEncoding):
         self.n_head = config.n_head
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
-        """The term of each distance, (S, N), in float32 or wider: half precision cannot represent long distances."""
+        """The term of each distance, (S, N), in float32 or wider: half precision cannot represent
+        long distances.
+        """
         dtype = at_least_float32(like.dtype)
         distance_S = span.distances_S(like.device).to(dtype)
         return -distance_S[:, None] * slopes(self.n_head, like.device, dtype)

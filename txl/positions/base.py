@@ -16,7 +16,9 @@ from txl.ops.numbers import as_multiplied
 
 
 class RelativeTerms(NamedTuple):
-    """The terms of logits of the form scale * [(q_t + u).k_s + (q_t + w).r_(t-s)], see `txl.ops.rel_attention`."""
+    """The terms of logits of the form scale * [(q_t + u).k_s + (q_t + w).r_(t-s)], see
+    `txl.ops.rel_attention`.
+    """
 
     r_SNH: Tensor
     """One row per distance, S-1 ... 0."""
@@ -43,14 +45,21 @@ class PositionEncoding(nn.Module):
     shared: ClassVar[tuple[str, ...]] = ()
     """Names of parameters and modules that all layers share."""
     settings: ClassVar[tuple[str, ...]] = ()
-    """Fields of `ModelConfig` that it reads besides sizes. Flags that the chosen encoding does not read are refused."""
+    """Fields of `ModelConfig` that it reads besides sizes.
+
+    Flags that the chosen encoding does not read are refused.
+    """
     by_distance: ClassVar[bool] = False
-    """`prepare` and `project` return one row per distance, S-1 ... 0; shorter spans use the last rows."""
+    """`prepare` and `project` return one row per distance, S-1 ... 0; shorter spans use the last
+    rows.
+    """
     clamps: bool = True
     """Supports `clamp_len`."""
     mixes_hidden_states: ClassVar[bool] = False
-    """Its matrices multiply hidden states, as those of the layers do, and not features of positions. Muon leaves
-    matrices that are fed with positions to AdamW: turned by it, they fit the distances met in training only."""
+    """Its matrices multiply hidden states, as those of the layers do, and not features of
+    positions. Muon leaves matrices that are fed with positions to AdamW: turned by it, they fit the
+    distances met in training only.
+    """
     layer: int = 0
     """Index of its layer, from 0."""
 
@@ -64,19 +73,29 @@ class PositionEncoding(nn.Module):
         """Initialise the weights that need their own initialisation, see `txl.training.init`."""
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
-        """Features that depend on positions only, for all layers, with device and dtype of `like`."""
+        """Features that depend on positions only, for all layers, with device
+        and dtype of `like`.
+        """
         return like.new_empty(0)
 
-    def layer_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        """The layer input for new and for remembered tokens; the stored memory stays without positions."""
+    def layer_input(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span
+    ) -> tuple[Tensor, Tensor]:
+        """The layer input for new and for remembered tokens; the stored memory stays without
+        positions.
+        """
         return x_BTD, mem_BMD
 
     def project(self, feats: Tensor) -> Tensor:
         """This layer's projection of the features, passed to `score`, `value` and `relative`."""
         return feats
 
-    def qk_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        """The hidden states of new and remembered tokens that queries and keys are projected from."""
+    def qk_input(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span
+    ) -> tuple[Tensor, Tensor]:
+        """The hidden states of new and remembered tokens that queries and keys
+        are projected from.
+        """
         return x_BTD, mem_BMD
 
     def transform_qk(self, q_BNTH: Tensor, k_BNSH: Tensor, span: Span) -> tuple[Tensor, Tensor]:
@@ -84,7 +103,8 @@ class PositionEncoding(nn.Module):
         return q_BNTH, k_BNSH
 
     def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor | None:
-        """A term of shape (B, N, T, S), or one that broadcasts to it, added to scale * q.k; None for no term.
+        """A term of shape (B, N, T, S), or one that broadcasts to it, added to scale * q.k; None
+        for no term.
 
         Entries of masked pairs may hold any value.
         """
@@ -100,7 +120,9 @@ class PositionEncoding(nn.Module):
 
     @classmethod
     def reads(cls) -> frozenset[str]:
-        """The settings it reads: those declared, and `untie_r`, `attn_impl` and `attn_keep_mib` where they apply."""
+        """The settings it reads: those declared, and `untie_r`, `attn_impl` and `attn_keep_mib`
+        where they apply.
+        """
         relative = cls.is_relative()
         follow = {"untie_r": bool(cls.shared), "attn_impl": relative, "attn_keep_mib": relative}
         return frozenset(cls.settings) | {name for name, is_read in follow.items() if is_read}
@@ -141,16 +163,21 @@ class PositionEncoding(nn.Module):
 class PlacedAttention(Attention):
     """Attention whose queries and keys are changed by the position encoding."""
 
-    def project(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Attention.project`."""
-        x_BTD, mem_BMD = as_multiplied(x_BTD), as_multiplied(mem_BMD)
+        x_BTD = as_multiplied(x_BTD)
+        mem_BMD = as_multiplied(mem_BMD)
         placed_BTD, placed_BMD = self.pos.qk_input(x_BTD, mem_BMD, feats, span)
         k_BNSH = with_memory(self.heads(self.k_net(placed_BMD)), self.heads(self.k_net(placed_BTD)))
         q_BNTH = self.heads(self.q_net(placed_BTD))
         v_BNSH = with_memory(self.heads(self.v_net(mem_BMD)), self.heads(self.v_net(x_BTD)))
         return q_BNTH, k_BNSH, v_BNSH
 
-    def attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
+    def attend(
+        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, feats: Tensor, span: Span
+    ) -> Tensor:
         """See `Attention.attend`."""
         if not self.rule.shared_qk:
             q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)
@@ -160,12 +187,16 @@ class PlacedAttention(Attention):
 class PlacedLayer(Layer):
     """A layer to whose input the position encoding adds."""
 
-    def attend(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None) -> Tensor:
+    def attend(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None
+    ) -> Tensor:
         """See `Layer.attend`."""
         x_BTD, mem_BMD = self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span)
         return self.finish(x_BTD, super().attended(x_BTD, mem_BMD, feats, span, then))
 
-    def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None) -> Tensor:
+    def attended(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None
+    ) -> Tensor:
         """See `Layer.attended`: in reversible layers positions do not stay in the stream."""
         x_BTD, mem_BMD = self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span)
         return super().attended(x_BTD, mem_BMD, feats, span, then)
@@ -180,7 +211,8 @@ def add_positions(x_BTD: Tensor, mem_BMD: Tensor, feats_SD: Tensor) -> tuple[Ten
 def rel_shift(x_BNTS: Tensor) -> Tensor:
     """Turn columns 'distance S-1 ... 0' into columns 'key 0 ... S-1' (Dai et al. 2019, appendix B).
 
-    out[t, s] = x[t, s + (T - 1 - t)]. Entries with s > (S - T) + t (the future) are arbitrary and must be masked.
+    out[t, s] = x[t, s + (T - 1 - t)]. Entries with s > (S - T) + t (the future) are arbitrary and
+    must be masked.
     """
     B, N, T, S = x_BNTS.shape
     padded = F.pad(x_BNTS, (1, 0)).view(B, N, S + 1, T)
@@ -198,7 +230,8 @@ def rel_unshift(x_BNTS: Tensor) -> Tensor:
 
 
 def rows_to_pairs(row_SN: Tensor, n_new: int) -> Tensor:
-    """One row per distance, S-1 ... 0, to one term per pair: out[n, t, s] = row[s + (T - 1 - t), n], (N, T, S).
+    """One row per distance, S-1 ... 0, to one term per pair: out[n, t, s] = row[s + (T - 1 - t),
+    n], (N, T, S).
 
     `rel_shift` for terms that are equal for all queries. The future is 0.
     """
@@ -214,8 +247,8 @@ def rows_of_table(config: ModelConfig) -> int:
     """
     if config.n_position is None:
         raise UsageError(
-            f"--position {config.position}: learns a row for each position; set the number with --n_position, for "
-            f"instance to the length of segment and memory in training"
+            f"--position {config.position}: learns a row for each position; set the number with"
+            " --n_position, for instance to the length of segment and memory in training"
         )
     return config.n_position
 
@@ -223,17 +256,18 @@ def rows_of_table(config: ModelConfig) -> int:
 def rows_of_positions_S(span: Span, n_row: int, device: torch.device) -> Tensor:
     """The row of each key in a table by position, counted from the first remembered token.
 
-    If a segment of full length and what is remembered are longer than the table, the last `n_row` tokens have a row
-    each and all earlier ones share the first.
+    If a segment of full length and what is remembered are longer than the table, the last `n_row`
+    tokens have a row each and all earlier ones share the first.
     """
     n_shared = max(0, max(span.n_full, span.n_key) - n_row)
     return (span.key_positions_S(device) - n_shared).clamp(min=0)
 
 
 def draw_like_sinusoids(table: Tensor) -> None:
-    """Initialise a table of positions from a normal distribution with the mean square of `sinusoid`, 1/2.
+    """Initialise a table of positions from a normal distribution with the mean square of
+    `sinusoid`, 1/2.
 
-    With the standard deviation of other weights, 0.02, it would be negligible beside the hidden states it is added to.
-    Tables that also exist in the 2019 code keep its initialisation.
+    With the standard deviation of other weights, 0.02, it would be negligible beside the hidden
+    states it is added to. Tables that also exist in the 2019 code keep its initialisation.
     """
     nn.init.normal_(table, 0.0, 0.5**0.5)

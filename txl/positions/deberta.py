@@ -12,15 +12,16 @@ from txl.positions.base import PositionEncoding, rel_shift
 class Deberta(PositionEncoding):
     """Content to content, content to position, and position to content.
 
-    logit_ts = (3 H)^(-1/2) [ q_t.k_s + q_t.Kr_delta(t,s) + k_s.Qr_delta(s,t) ]
-    Kr = P W_kr, Qr = P W_qr, P a learned table with 2k rows of size D; delta(i,j) = min(max(i - j + k, 0), 2k - 1)
+    logit_ts = (3 H)^(-1/2) [ q_t.k_s + q_t.Kr_delta(t,s) + k_s.Qr_delta(s,t) ] Kr = P W_kr, Qr = P
+    W_qr, P a learned table with 2k rows of size D; delta(i,j) = min(max(i - j + k, 0), 2k - 1)
 
     Source: He et al. 2021 (arXiv 2006.03654), eq. 2 to 4, with k = `max_distance` (512, as there).
     Differs from the paper: causal, and without the absolute positions of sec. 3.2.
     Shared by all layers: P, unless `untie_r`. Per layer: W_kr and W_qr.
     Works with: softmax.
     Cost: one more product T x S and one S x k per head, and a gather T x S.
-    Beyond the trained length: distances from k on are not distinguished (in the second term from k - 1 on).
+    Beyond the trained length: distances from k on are not distinguished (in the second term from k
+    - 1 on).
     """
 
     shared = ("p_RD",)
@@ -39,7 +40,8 @@ class Deberta(PositionEncoding):
     def project(self, feats: Tensor) -> Tensor:
         """Kr for distances 0 ... k-1, then Qr for distances 0 ... k, (2 k + 1, N, H)."""
         p_RD = self.drop(self.p_RD)
-        kr, qr = self.kr_net(p_RD[self.k :]), self.qr_net(p_RD[: self.k + 1].flip(0))
+        kr = self.kr_net(p_RD[self.k :])
+        qr = self.qr_net(p_RD[: self.k + 1].flip(0))
         return rearrange(torch.cat([kr, qr]), "r (n h) -> r n h", n=self.n_head)
 
     def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
@@ -50,6 +52,7 @@ class Deberta(PositionEncoding):
         distance_TS = span.distances_TS(q_BNTH.device)
         row_ST = distance_TS.clamp(0, self.k).T.expand(*k_BNSH.shape[:3], span.n_new)
         near_BNTS = by_row_BNSR.gather(-1, row_ST).mT
-        # the row that far queries share is broadcast, not gathered, so its gradient is summed in a fixed order
+        # the row that far queries share is broadcast, not gathered, so its gradient is summed in a
+        # fixed order
         far_BN1S = by_row_BNSR[..., None, :, self.k]
         return to_position_BNTS + torch.where(distance_TS < self.k, near_BNTS, far_BN1S)

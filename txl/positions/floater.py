@@ -20,15 +20,16 @@ class Floater(PositionEncoding):
     q_t = W_q (x_t + p_t), k_s = W_k (x_s + p_s), v_s = W_v x_s
     p_i = S_i + z(0.1 i),  dz/dtau = f(tau, z),  f = two linear maps with a tanh between them
 
-    S_i is the sinusoid of position i; f and z(0) are initially 0, so training starts at the sinusoids. With
-    h(tau, p) = S'(tau) + f(tau, p - S(tau)) it is the paper's dp/dtau = h(tau, p).
-    Source: Liu et al. 2020, FLOATER (arXiv 2003.09229), sec. 3.1, eq. 8, in every block (sec. 3.2), starting at the
-    sinusoids (sec. 3.3). Solved with torchdiffeq's fourth-order Runge-Kutta, one step per token, so more text does not
-    change earlier positions.
-    Differs from the paper: values carry no positions, so that hidden states can be remembered (there they do, sec.
-    3.3); blocks share z(0) as well as f; gradients go through the solver's steps instead of an adjoint equation.
-    Differs from the authors' code (xuanqing94/FLOATER, `flow_func_linear`): f has a tanh between its two full-width
-    maps, there a ReLU, and only the first of ours is given the time.
+    S_i is the sinusoid of position i; f and z(0) are initially 0, so training starts at the
+    sinusoids. With h(tau, p) = S'(tau) + f(tau, p - S(tau)) it is the paper's dp/dtau = h(tau, p).
+    Source: Liu et al. 2020, FLOATER (arXiv 2003.09229), sec. 3.1, eq. 8, in every block (sec. 3.2),
+    starting at the sinusoids (sec. 3.3). Solved with torchdiffeq's fourth-order Runge-Kutta, one
+    step per token, so more text does not change earlier positions.
+    Differs from the paper: values carry no positions, so that hidden states can be remembered
+    (there they do, sec. 3.3); blocks share z(0) as well as f; gradients go through the solver's
+    steps instead of an adjoint equation. Differs from the authors' code (xuanqing94/FLOATER,
+    `flow_func_linear`): f has a tanh between its two full-width maps, there a ReLU, and only the
+    first of ours is given the time.
     Shared by all layers: f and z(0), unless `untie_r`; then each layer solves its own equation.
     Works with: softmax, performer, lsh.
     Cost: S steps of four evaluations of f, one after another; torchdiffeq waits for a GPU at each.
@@ -41,7 +42,8 @@ class Floater(PositionEncoding):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         _odeint()
-        self.untied, width = config.untie_r, config.d_model
+        self.untied = config.untie_r
+        width = config.d_model
         self.z0_D = nn.Parameter(torch.zeros(width))
         self.motion = nn.Sequential(nn.Linear(width + 1, width), nn.Tanh(), nn.Linear(width, width))
         self.reset_parameters()
@@ -53,10 +55,16 @@ class Floater(PositionEncoding):
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """p of all keys, (S, D), where all layers share it; else S alone."""
         sinusoid_SD = sinusoid(span.key_positions_S(like.device), like.shape[-1], like.dtype)
-        return sinusoid_SD if self.untied else self.drop(sinusoid_SD + self.path(span))
+        if self.untied:
+            return sinusoid_SD
+        return self.drop(sinusoid_SD + self.path(span))
 
-    def qk_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        return add_positions(x_BTD, mem_BMD, self.drop(feats + self.path(span)) if self.untied else feats)
+    def qk_input(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span
+    ) -> tuple[Tensor, Tensor]:
+        return add_positions(
+            x_BTD, mem_BMD, self.drop(feats + self.path(span)) if self.untied else feats
+        )
 
     def path(self, span: Span) -> Tensor:
         """z of all keys, (S, D)."""

@@ -5,23 +5,32 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.positions.base import PositionEncoding, add_positions, draw_like_sinusoids, rows_of_positions_S, rows_of_table
+from txl.positions.base import (
+    PositionEncoding,
+    add_positions,
+    draw_like_sinusoids,
+    rows_of_positions_S,
+    rows_of_table,
+)
 
 
 class LearnedAbsolute(PositionEncoding):
     """A learned vector of the position added to what queries and keys are projected from.
 
-    q_t = W_q (x_t + P_t), k_s = W_k (x_s + P_s), v_s = W_v x_s          P a learned table with R rows
+    q_t = W_q (x_t + P_t), k_s = W_k (x_s + P_s), v_s = W_v x_s          P a learned table with R
+    rows
 
-    Source: Gehring et al. 2017 (arXiv 1705.03122), sec. 3.1, for the table; Press et al. 2021, Shortformer (arXiv
-    2012.15832), sec. 5, for adding positions in every layer and never to values, so that hidden states carry none and
-    can be remembered.
-    Differs from Gehring et al.: P is not added to the embeddings, because it would remain in the memory.
-    Shared by all layers: P, unless `untie_r`. R is `n_position`, the longest span in training. Positions count from the
-    first remembered token.
+    Source: Gehring et al. 2017 (arXiv 1705.03122), sec. 3.1, for the table; Press et al. 2021,
+    Shortformer (arXiv 2012.15832), sec. 5, for adding positions in every layer and never to values,
+    so that hidden states carry none and can be remembered.
+    Differs from Gehring et al.: P is not added to the embeddings, because it would remain in the
+    memory.
+    Shared by all layers: P, unless `untie_r`. R is `n_position`, the longest span in training.
+    Positions count from the first remembered token.
     Works with: softmax, performer, lsh.
     Cost: S D additions per layer; hidden states are remembered in evaluation.
-    Beyond the trained length: the last R tokens have a row each, and all earlier ones share the first.
+    Beyond the trained length: the last R tokens have a row each, and all earlier ones share the
+    first.
     """
 
     shared = ("p_RD",)
@@ -41,5 +50,7 @@ class LearnedAbsolute(PositionEncoding):
         """The row of each key, (S,)."""
         return rows_of_positions_S(span, len(self.p_RD), like.device)
 
-    def qk_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+    def qk_input(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span
+    ) -> tuple[Tensor, Tensor]:
         return add_positions(x_BTD, mem_BMD, self.drop(self.p_RD[feats]))

@@ -13,19 +13,19 @@ class LearnedPerLayer(PositionEncoding):
 
     x_t <- x_t + P_p          P a learned table with R rows, one per layer; p = position of t
 
-    Source: Al-Rfou et al. 2019 (arXiv 1808.04444), "Positional Embeddings"; kimiyoung/transformer-xl, attn_type 3,
-    where P is `r_emb`.
-    Memory: a layer stores its input without P and adds the rows of the current positions at each read; rows added in
-    lower layers remain in it.
-    Differs from kimiyoung/transformer-xl: there the rows are added to the memory in place, again at each segment; with
-    `pre_lnorm` queries are projected from unnormalised states; positions count back from the last token, so a token's
-    row depends on the end of the segment. Ours count from the first remembered token; with `count_back` (set for the
-    original's weights) as there.
+    Source: Al-Rfou et al. 2019 (arXiv 1808.04444), "Positional Embeddings";
+    kimiyoung/transformer-xl, attn_type 3, where P is `r_emb`.
+    Memory: a layer stores its input without P and adds the rows of the current positions at each
+    read; rows added in lower layers remain in it.
+    Differs from kimiyoung/transformer-xl: there the rows are added to the memory in place, again at
+    each segment; with `pre_lnorm` queries are projected from unnormalised states; positions count
+    back from the last token, so a token's row depends on the end of the segment. Ours count from
+    the first remembered token; with `count_back` (set for the original's weights) as there.
     Shared by all layers: nothing. R is `n_position`, the longest span in training.
     Works with: softmax, performer, lsh.
     Cost: S D additions per layer; hidden states are remembered in evaluation.
-    Beyond the trained length: the last R tokens have a row each, and all earlier ones share the farthest, as in the
-    original. `clamp_len` needs `count_back`.
+    Beyond the trained length: the last R tokens have a row each, and all earlier ones share the
+    farthest, as in the original. `clamp_len` needs `count_back`.
     """
 
     settings = ("n_position", "count_back")
@@ -41,5 +41,7 @@ class LearnedPerLayer(PositionEncoding):
             return span.distances_S(like.device).clamp(max=len(self.p_RD) - 1)
         return rows_of_positions_S(span, len(self.p_RD), like.device)
 
-    def layer_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+    def layer_input(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span
+    ) -> tuple[Tensor, Tensor]:
         return add_positions(x_BTD, mem_BMD, self.p_RD[feats])

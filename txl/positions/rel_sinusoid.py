@@ -13,11 +13,11 @@ from txl.positions.base import PositionEncoding, RelativeTerms
 class RelSinusoid(PositionEncoding):
     """Relative sinusoids with two learned biases.
 
-    logit_ts = H^(-1/2) [ (q_t + u).k_s + (q_t + v).W_r R_(t-s) ]          R_d = sinusoid of distance d
+    logit_ts = H^(-1/2) [ (q_t + u).k_s + (q_t + v).W_r R_(t-s) ]    R_d = sinusoid of distance d
 
-    Source: Dai et al. 2019, sec. 3.3 (terms a to d); appendix B for how it is computed (`txl.ops.rel_attention`).
+    Source: Dai et al. 2019, sec. 3.3 (terms a to d); appendix B for `txl.ops.rel_attention`.
     u is `r_w_bias` of kimiyoung/transformer-xl, v is `r_r_bias`, W_r is `r_net`.
-    Shared by all layers: u, v, unless `untie_r`. Per layer: W_r. One dropout mask of R for all layers and rows.
+    Shared by all layers: u, v, unless `untie_r`; per layer: W_r. One dropout mask of R for all.
     Works with: softmax.
     Cost: one more product T x S per head, fused with the softmax.
     Beyond the trained length: works, `clamp_len` keeps distances to those met in training.

@@ -11,11 +11,13 @@ from txl.positions.base import PositionEncoding, rel_shift, rel_unshift
 class Shaw(PositionEncoding):
     """A learned vector per distance, clipped, added to keys and another one added to values.
 
-    logit_ts = H^(-1/2) q_t.(k_s + aK_min(t-s, k))          out_t = sum_s prob_ts (v_s + aV_min(t-s, k))
+    logit_ts = H^(-1/2) q_t.(k_s + aK_min(t-s, k))          out_t = sum_s prob_ts (v_s + aV_min(t-s,
+    k))
 
-    Source: Shaw et al. 2018 (arXiv 1803.02155), eq. 3 and 4, sec. 3.2 for clipping at k = `max_distance` (16).
-    Heads share the vectors (sec. 3.3), as in the paper's big model; in its base model each head has its own (sec. 4.1).
-    Attention is causal, so k + 1 of the 2k + 1 vectors remain.
+    Source: Shaw et al. 2018 (arXiv 1803.02155), eq. 3 and 4, sec. 3.2 for clipping at k =
+    `max_distance` (16).
+    Heads share the vectors (sec. 3.3), as in the paper's big model; in its base model each head has
+    its own (sec. 4.1). Attention is causal, so k + 1 of the 2k + 1 vectors remain.
     Shared by all layers: nothing.
     Works with: softmax.
     Cost: two more products T x S per head.

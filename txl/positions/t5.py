@@ -14,11 +14,12 @@ from txl.positions.base import PositionEncoding, rows_to_pairs
 class T5(PositionEncoding):
     """A learned number per head and bucket of distances, added to the logits.
 
-    logit_ts = H^(-1/2) q_t.k_s + b_bucket(t-s)
-    bucket(d) = d                                                                            for d < E = n_bucket / 2
+    logit_ts = H^(-1/2) q_t.k_s + b_bucket(t-s) bucket(d) = d
+    for d < E = n_bucket / 2
                 min(E + floor((n_bucket - E) ln(d / E) / ln(max_distance / E)), n_bucket - 1)  else
 
-    Source: Raffel et al. 2020 (arXiv 1910.10683), sec. 2.1, with the buckets of its code for one direction.
+    Source: Raffel et al. 2020 (arXiv 1910.10683), sec. 2.1, with the buckets of its code for one
+    direction.
     Differs from the paper: q.k is scaled by H^(-1/2), which T5 leaves to the initial weights.
     Shared by all layers: the table b, unless `untie_r`.
     Works with: softmax.
@@ -35,14 +36,18 @@ class T5(PositionEncoding):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         max_distance = config.max_distance or 128
-        require(config.n_bucket >= 2, f"--n_bucket {config.n_bucket}: --position t5 needs at least 2")
+        require(
+            config.n_bucket >= 2, f"--n_bucket {config.n_bucket}: --position t5 needs at least 2"
+        )
         require(
             max_distance > config.n_bucket // 2,
-            f"--max_distance {max_distance}: must be above half of --n_bucket {config.n_bucket}, up to which every "
-            f"distance has its own bucket",
+            f"--max_distance {max_distance}: must be above half of --n_bucket {config.n_bucket}, up"
+            " to which every distance has its own bucket",
         )
         self.b_RN = nn.Parameter(torch.randn(config.n_bucket, config.n_head) * 0.02)
-        self.register_buffer("starts_R", torch.tensor(bucket_starts(config.n_bucket, max_distance)), persistent=False)
+        self.register_buffer(
+            "starts_R", torch.tensor(bucket_starts(config.n_bucket, max_distance)), persistent=False
+        )
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """The bucket of each distance, (S,)."""
@@ -65,7 +70,8 @@ def bucket_starts(n_bucket: int, max_distance: int) -> list[int]:
     """
     exact = n_bucket // 2
     n_log = n_bucket - exact
-    starts, distance = list(range(exact)), exact
+    starts = list(range(exact))
+    distance = exact
     for i in range(n_log):
         bound = max_distance**i * exact**n_log
         within = range(distance, max_distance)

@@ -1,1 +1,3 @@
-"""What a process has around it: other processes, signals, log lines, the allocator, JSON records."""
+"""What a process has around it: other processes, signals, log lines, the
+allocator, JSON records.
+"""

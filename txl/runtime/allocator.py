@@ -3,14 +3,19 @@
 import ctypes
 import sys
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4  # of mallopt(3), malloc.h
+# of mallopt(3), malloc.h
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
 
 
 def keep_freed_memory() -> None:
     """Keep the memory of freed tensors for later ones instead of returning it to the system.
 
-    By default glibc maps each block of more than 32 MiB separately, so that every use causes page faults; a training
-    step with a large vocabulary allocates gigabytes. The process never shrinks. Without glibc nothing changes.
+    By default glibc maps each block of more than 32 MiB separately, so that every use causes page
+    faults; a training step with a large vocabulary allocates gigabytes. The process never shrinks.
+    Without glibc nothing changes.
     """
     _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 * 2**20})
 
@@ -18,10 +23,12 @@ def keep_freed_memory() -> None:
 def return_freed_memory() -> None:
     """Return the memory of freed tensors to the system at once; undoes `keep_freed_memory`.
 
-    Weights that are gathered for one layer at a time would otherwise leave holes that nothing else fits into. Without
-    glibc nothing changes.
+    Weights that are gathered for one layer at a time would otherwise leave holes that nothing else
+    fits into. Without glibc nothing changes.
     """
-    _set({_M_MMAP_MAX: 2**16, _M_MMAP_THRESHOLD: 2**16, _M_TRIM_THRESHOLD: 2**17, _M_TOP_PAD: 2**17})
+    _set(
+        {_M_MMAP_MAX: 2**16, _M_MMAP_THRESHOLD: 2**16, _M_TRIM_THRESHOLD: 2**17, _M_TOP_PAD: 2**17}
+    )
 
 
 def trim_freed_memory() -> None:
@@ -35,6 +42,9 @@ def _set(options: dict[int, int]) -> None:
 
 
 def _call(name: str, *values: int) -> None:
-    function = getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
+    if sys.platform.startswith("linux"):
+        function = getattr(ctypes.CDLL(None), name, None)
+    else:
+        function = None
     if function is not None:
         function(*values)

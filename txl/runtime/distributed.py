@@ -60,7 +60,10 @@ class Ranks:
         self.gathered(None)
 
     def with_own_group(self, timeout_s: float) -> "Ranks":
-        """These ranks with a control group of their own, for a thread. All ranks call it together."""
+        """These ranks with a control group of their own, for a thread.
+
+        All ranks call it together.
+        """
         if self.world == 1:
             return self
         with lost_contact_errors(self.rank):
@@ -70,7 +73,8 @@ class Ranks:
     def main_first(self, work: Callable[[], T]) -> T:
         """Run `work` on rank 0, then on the others, which find the files that it has written.
 
-        The others wait without a timeout: tokenising a large corpus takes longer than that of any collective.
+        The others wait without a timeout: tokenising a large corpus takes longer than that of any
+        collective.
         """
         if self.world == 1:
             return work()
@@ -92,7 +96,9 @@ class Ranks:
         return work()
 
     def by_main(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0; its result is returned, and its usage and I/O errors are raised, on all ranks."""
+        """Run `work` on rank 0; its result is returned, and its usage and I/O errors are raised, on
+        all ranks.
+        """
         result: T | Exception | None = None
         if self.is_main:
             try:
@@ -115,7 +121,8 @@ _count = [0]
 
 @contextmanager
 def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
-    """Connect to the other processes that torchrun has started, over NCCL on GPUs and gloo on CPUs. Once per process.
+    """Connect to the other processes that torchrun has started, over NCCL on GPUs and gloo on CPUs.
+    Once per process.
 
     Args:
         timeout_s: seconds to wait for another process.
@@ -129,12 +136,21 @@ def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
     if world == 1:
         yield Ranks(0, 1, chosen)
         return
-    require(chosen.index is None, f"--device {device}: {world} processes would share it; give cuda without a number")
+    require(
+        chosen.index is None,
+        f"--device {device}: {world} processes would share it; give cuda without a number",
+    )
     require(chosen.type != "mps", f"--device {device}: works in one process only; give cpu")
     on_gpu = chosen.type == "cuda"
     rank = from_environment("RANK")
-    require(0 <= rank < world, f"RANK={rank}: must be from 0 to WORLD_SIZE - 1 ({world - 1}); {_USE_TORCHRUN}")
-    require("MASTER_ADDR" in os.environ, f"WORLD_SIZE={world}, but MASTER_ADDR is not set; {_USE_TORCHRUN}")
+    require(
+        0 <= rank < world,
+        f"RANK={rank}: must be from 0 to WORLD_SIZE - 1 ({world - 1}); {_USE_TORCHRUN}",
+    )
+    require(
+        "MASTER_ADDR" in os.environ,
+        f"WORLD_SIZE={world}, but MASTER_ADDR is not set; {_USE_TORCHRUN}",
+    )
     from_environment("MASTER_PORT")
     if on_gpu:
         chosen = device_of(f"cuda:{from_environment('LOCAL_RANK')}")
@@ -143,7 +159,10 @@ def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
     with lost_contact_errors(rank):
         store, _, _ = next(iter(rendezvous("env://", rank, world, timeout=timeout)))
         store = PrefixStore(_name_of_attempt(store, rank, world, timeout_s), store)
-        backend = "nccl" if on_gpu else "gloo"
+        if on_gpu:
+            backend = "nccl"
+        else:
+            backend = "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
         control = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
     with lost_contact_errors(rank):
@@ -153,16 +172,24 @@ def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of this name; auto: CUDA if available, else the CPU. Raises `UsageError` if there is no such device
-    here."""
+    """The device of this name; auto: CUDA if available, else the CPU. Raises `UsageError` if there
+    is no such device here.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    there = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }
     found = re.fullmatch(rf"({'|'.join(there)})(?::(0|[1-9]\d*))?", name, re.ASCII)
     if found is None:
         raise UsageError(f"--device {name}: no such kind of device; give cpu, cuda, cuda:1 or mps")
     kind, number = found.groups()
-    require(int(number or 0) < there[kind], f"--device {name}: this machine has {there[kind]} of this kind; give cpu")
+    require(
+        int(number or 0) < there[kind],
+        f"--device {name}: this machine has {there[kind]} of this kind; give cpu",
+    )
     return torch.device(name)
 
 
@@ -179,12 +206,18 @@ _USE_TORCHRUN = "start the processes with torchrun, or unset WORLD_SIZE for a si
 
 
 def from_environment(name: str, default: int | None = None) -> int:
-    """The number in a variable of torchrun. Raises `UsageError` if it is none, or is missing without a default."""
+    """The number in a variable of torchrun.
+
+    Raises `UsageError` if it is none, or is missing without a default.
+    """
     if default is not None and name not in os.environ:
         return default
     value = os.environ.get(name, "")
     is_number = value.isascii() and value.isdigit() and len(value) < 20
-    must_be = refusal(int(value), _ENVIRONMENT[name]) if is_number else "a whole number"
+    if is_number:
+        must_be = refusal(int(value), _ENVIRONMENT[name])
+    else:
+        must_be = "a whole number"
     require(not must_be, f"{name}={value}: must be {must_be}; {_USE_TORCHRUN}")
     return int(value)
 
@@ -192,9 +225,10 @@ def from_environment(name: str, default: int | None = None) -> int:
 def _name_of_attempt(store: Store, rank: int, world: int, timeout_s: float) -> str:
     """A name that the processes of this attempt share and no earlier attempt has used.
 
-    torchrun keeps its store when it restarts processes; without a new name they would find the addresses of processes
-    that have ended. Rank 0 proposes a name, the others answer with an id of their own and accept the name when rank 0
-    returns that id; under an old name only old ids are returned.
+    torchrun keeps its store when it restarts processes; without a new name they would find the
+    addresses of processes that have ended. Rank 0 proposes a name, the others answer with an id of
+    their own and accept the name when rank 0 returns that id; under an old name only old ids are
+    returned.
     """
     mine = uuid.uuid4().hex
     if rank == 0:
@@ -209,7 +243,10 @@ def _name_of_attempt(store: Store, rank: int, world: int, timeout_s: float) -> s
         name = store.get("attempt").decode()
         store.set(f"{name}/answer/{rank}", mine)
         for _ in range(10):
-            if store.check([f"{name}/taken/{rank}"]) and store.get(f"{name}/taken/{rank}").decode() == mine:
+            if (
+                store.check([f"{name}/taken/{rank}"])
+                and store.get(f"{name}/taken/{rank}").decode() == mine
+            ):
                 return name
             time.sleep(0.02)
     raise LostContactError(f"rank {rank}: rank 0 has not answered within {timeout_s:.0f} s")
@@ -223,20 +260,34 @@ def lost_contact_errors(rank: int) -> Iterator[None]:
     except (dist.DistError, RuntimeError) as error:
         if isinstance(error, LostContactError) or not _is_about_peers(error):
             raise
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise LostContactError(f"rank {rank} has lost contact with the other processes ({first[:200]})") from error
+        if str(error).strip():
+            first = str(error).strip().splitlines()[0]
+        else:
+            first = type(error).__name__
+        raise LostContactError(
+            f"rank {rank} has lost contact with the other processes ({first[:200]})"
+        ) from error
 
 
 def _is_about_peers(error: Exception) -> bool:
     """Gloo raises plain RuntimeErrors, so their messages must be searched."""
     text = str(error).lower()
-    signs = ("gloo", "nccl", "closed by peer", "reset by peer", "connection refused", "timed out", "timeout")
+    signs = (
+        "gloo",
+        "nccl",
+        "closed by peer",
+        "reset by peer",
+        "connection refused",
+        "timed out",
+        "timeout",
+    )
     return isinstance(error, dist.DistError) or any(sign in text for sign in signs)
 
 
 def is_in_shards(tensor: Tensor) -> bool:
-    """True if each rank has a part of a tensor, a DTensor. Importing that class takes half a second, so that only what
-    makes one imports it."""
+    """True if each rank has a part of a tensor, a DTensor. Importing that class takes half a
+    second, so that only what makes one imports it.
+    """
     return hasattr(tensor, "full_tensor")
 
 
@@ -251,8 +302,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class Vote:
-    """The maximum of a number over ranks, without waiting: several ranks get it at the next call, a single rank at
-    once. All ranks call `agree` in every step."""
+    """The maximum of a number over ranks, without waiting: several ranks get it at the next call, a
+    single rank at once. All ranks call `agree` in every step.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -266,12 +318,18 @@ class Vote:
         agreed = self.close()
         self._flag.fill_(value)
         with lost_contact_errors(self._ranks.rank):
-            self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._ranks.control, async_op=True)
+            self._pending = dist.all_reduce(
+                self._flag, op=dist.ReduceOp.MAX, group=self._ranks.control, async_op=True
+            )
         return agreed
 
     def now(self, value: int) -> int:
-        """The number itself for a single rank, which need not wait for the next call; 0 for several."""
-        return value if self._ranks.world == 1 else 0
+        """The number itself for a single rank, which need not wait for the next call; 0 for
+        several.
+        """
+        if self._ranks.world == 1:
+            return value
+        return 0
 
     def close(self) -> int:
         """Wait for the maximum of the numbers sent last, and return it."""

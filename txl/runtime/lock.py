@@ -17,8 +17,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Lock:
-    """A file locked with flock(2), also across hosts on NFS. The system releases the lock when the process ends. The
-    file stays until `remove`, so that the next process sees that one was killed.
+    """A file locked with flock(2), also across hosts on NFS. The system releases the lock when the
+    process ends. The file stays until `remove`, so that the next process sees that one was killed.
 
     Args:
         wait_s: seconds to wait for the lock; may be infinite.
@@ -28,13 +28,16 @@ class Lock:
         OSError: if the file cannot be written, or a link stands in its place.
     """
 
-    def __init__(self, path: Path, *, wait_s: float = 0.0, gives_up: Callable[[], object] = bool) -> None:
+    def __init__(
+        self, path: Path, *, wait_s: float = 0.0, gives_up: Callable[[], object] = bool
+    ) -> None:
         self.path = path
         end = time.monotonic() + wait_s
         while not self._taken():
             if time.monotonic() >= end or gives_up():
                 raise UsageError(
-                    f"--work_dir {path.parent}: {self._holder()} is training in it; wait for it, or name another folder"
+                    f"--work_dir {path.parent}: {self._holder()} is training in it; wait for it, or"
+                    " name another folder"
                 )
             time.sleep(0.1)
         with errors_naming(path):
@@ -42,7 +45,11 @@ class Lock:
             """The content that a killed process has left; else empty."""
             self._require_own()
             os.ftruncate(self._file, 0)
-            me = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+            me = {
+                "host": platform.node(),
+                "pid": os.getpid(),
+                "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            }
             os.pwrite(self._file, json.dumps(me).encode() + b"\n", 0)
 
     @property
@@ -51,7 +58,9 @@ class Lock:
         return self._file
 
     def remove(self) -> None:
-        """Release the lock and remove the file, unless its folder was renamed and another has the name now."""
+        """Release the lock and remove the file, unless its folder was renamed and another has the
+        name now.
+        """
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(self._file), self.path.lstat()):
                 self.path.unlink()
@@ -79,15 +88,27 @@ class Lock:
         return self._taken()
 
     def _require_own(self) -> None:
-        """Raise `UsageError` unless the file is new, or holds what a lock holds: who had it, and lines of one word."""
+        """Raise `UsageError` unless the file is new, or holds what a lock holds: who had it, and
+        lines of one word.
+        """
         first, *rest = self.before.split("\n")
         try:
-            holder = parse_json(first.encode()) if self.before else {"pid": None}
+            if self.before:
+                holder = parse_json(first.encode())
+            else:
+                holder = {"pid": None}
         except ValueError:
             holder = None
-        if not isinstance(holder, dict) or "pid" not in holder or any(len(line.split()) > 1 for line in rest):
+        if (
+            not isinstance(holder, dict)
+            or "pid" not in holder
+            or any(len(line.split()) > 1 for line in rest)
+        ):
             self.close()
-            raise UsageError(f"{self.path}: no lock of txl, which belongs there; move the file, or name another folder")
+            raise UsageError(
+                f"{self.path}: no lock of txl, which belongs there; move the file, or name another"
+                " folder"
+            )
 
     def _holder(self) -> str:
         try:

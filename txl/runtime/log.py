@@ -43,18 +43,25 @@ def print_error(line: str) -> None:
 
 
 def in_one_line(message: str) -> str:
-    """A message without line breaks and other control characters, which could come from a file, and without its middle
-    where it is longer than `LONGEST`: it begins with the name of the thing and ends with what to do."""
+    """A message without line breaks and other control characters, which could come from a file, and
+    without its middle where it is longer than `LONGEST`: it begins with the name of the thing and
+    ends with what to do.
+    """
     line = re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", " ".join(message.split()))
     if len(line) <= LONGEST:
         return line
-    cut, end = " [...] ", LONGEST // 3
+    cut = " [...] "
+    end = LONGEST // 3
     return line[: LONGEST - end - len(cut)] + cut + line[-end:]
 
 
 def progress(what: str, n_segment: int, *, shown: bool) -> tqdm:
-    """A progress bar over segments, if there is a terminal and this process is the one that shows it."""
-    return tqdm(total=n_segment, desc=what, unit="segment", leave=False, disable=None if shown else True)
+    """A progress bar over segments, if there is a terminal and this process is the one that shows
+    it.
+    """
+    return tqdm(
+        total=n_segment, desc=what, unit="segment", leave=False, disable=None if shown else True
+    )
 
 
 def ticking(segments: Iterable[T], bar: tqdm) -> Iterator[T]:
@@ -72,8 +79,12 @@ def perplexity(nats_per_token: float) -> float:
         return math.inf
 
 
-def train_line(*, epoch: int, step: int, batch: int, lr: float, ms_per_batch: float, nats: float) -> str:
-    """The line that kimiyoung/transformer-xl prints every log_interval, in its format, which users' scripts parse."""
+def train_line(
+    *, epoch: int, step: int, batch: int, lr: float, ms_per_batch: float, nats: float
+) -> str:
+    """The line that kimiyoung/transformer-xl prints every log_interval, in its format, which users'
+    scripts parse.
+    """
     return (
         f"| epoch {epoch:3d} step {step:>8d} | {batch:>6d} batches | lr {lr:.3g} "
         f"| ms/batch {ms_per_batch:5.2f} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}"

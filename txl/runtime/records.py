@@ -12,7 +12,10 @@ from txl.files import content_of
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises `OSError` if it cannot be read, `ValueError` if it is not JSON."""
+    """The content of a JSON file.
+
+    Raises `OSError` if it cannot be read, `ValueError` if it is not JSON.
+    """
     return parse_json(content_of(path))
 
 
@@ -25,15 +28,21 @@ def parse_json(content: bytes) -> Any:
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """The values of a file that has one in each line, without a last line that a kill has left incomplete. Raises
-    `OSError` if it cannot be read, `ValueError` if a line is not JSON."""
+    """The values of a file that has one in each line, without a last line that a kill has left
+    incomplete. Raises `OSError` if it cannot be read, `ValueError` if a line is not JSON.
+    """
     *lines, _ = content_of(path).split(b"\n")
     return [parse_json(line) for line in lines]
 
 
 def json_text(content: Any, *, indent: int | None = 1, ensure_ascii: bool = True) -> str:
-    """JSON with a line break at its end; numbers that it cannot represent, such as infinity, become null."""
-    return json.dumps(finite(content), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False) + "\n"
+    """JSON with a line break at its end; numbers that it cannot represent, such as infinity, become
+    null.
+    """
+    return (
+        json.dumps(finite(content), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
+        + "\n"
+    )
 
 
 def finite(content: Any) -> Any:
@@ -42,7 +51,9 @@ def finite(content: Any) -> Any:
         return {name: finite(value) for name, value in content.items()}
     if isinstance(content, list | tuple):
         return [finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
 
 
 def require_fields(record: Any, hints: Mapping[str, Any] | type) -> dict[str, Any]:
@@ -57,10 +68,13 @@ def require_fields(record: Any, hints: Mapping[str, Any] | type) -> dict[str, An
     """
     if not isinstance(record, dict):
         raise ValueError("holds no JSON object where one belongs")
-    hints = typing.get_type_hints(hints) if isinstance(hints, type) else hints
+    if isinstance(hints, type):
+        hints = typing.get_type_hints(hints)
     for name, value in record.items():
         if name not in hints:
-            raise ValueError(f"the field {name!r} is not known: written by a newer version of txl, so upgrade")
+            raise ValueError(
+                f"the field {name!r} is not known: written by a newer version of txl, so upgrade"
+            )
         if not fits(value, hints[name]):
             shown = getattr(hints[name], "__name__", str(hints[name]))
             raise ValueError(f"{name} is {str(value)[:40]!r}, which is not of type {shown}")
@@ -69,7 +83,8 @@ def require_fields(record: Any, hints: Mapping[str, Any] | type) -> dict[str, An
 
 def fits(value: Any, hint: Any) -> bool:
     """True if a JSON value has this type."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
     if hint is Any:
         return True
     if origin in (types.UnionType, typing.Union):
@@ -81,5 +96,6 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(fits(item, args[1]) for item in value.values())
     if hint is float:
-        return type(value) in (int, float) and abs(value) <= 1.7e308  # neither NaN, infinity nor an int beyond floats
+        # neither NaN, infinity nor an int beyond floats
+        return type(value) in (int, float) and abs(value) <= 1.7e308
     return type(value) is (types.NoneType if hint is None else hint)

@@ -15,7 +15,9 @@ _CGROUPS = (
         "total_inactive_file",
     ),
 )
-"""Files with the limit and use of a container's memory, and the field of reclaimable pages: cgroup v2 and v1."""
+"""Files with the limit and use of a container's memory, and the field of reclaimable pages: cgroup
+v2 and v1.
+"""
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -25,9 +27,13 @@ def available_bytes(device: torch.device) -> int | None:
     if device.type != "cpu":
         return None
     kib = _number(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo"))
-    found = [] if kib is None else [1024 * kib]
+    if kib is None:
+        found = []
+    else:
+        found = [1024 * kib]
     for limit, use, inactive in _CGROUPS:
-        most, used = _number(r"^(\d+)$", Path(limit)), _number(r"^(\d+)$", Path(use))
+        most = _number(r"^(\d+)$", Path(limit))
+        used = _number(r"^(\d+)$", Path(use))
         if most is not None and used is not None:
             cached = _number(rf"^{inactive} (\d+)$", Path(limit).with_name("memory.stat")) or 0
             found.append(max(0, most - used + cached))
@@ -35,7 +41,9 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def require_room(needed: int, device: torch.device, what: str) -> None:
-    """Raise `UsageError` if a device has fewer bytes than `what` the user asks for needs at least."""
+    """Raise `UsageError` if a device has fewer bytes than `what` the user asks
+    for needs at least.
+    """
     free = available_bytes(device)
     if free is not None and needed > free:
         sizes = f"{needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} are free"
@@ -44,7 +52,9 @@ def require_room(needed: int, device: torch.device, what: str) -> None:
 
 def resident_bytes(*, peak: bool = False) -> int:
     """RAM of this process, now or at its peak, in bytes; 0 if unknown."""
-    return 1024 * (_number(rf"^{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB$", Path("/proc/self/status")) or 0)
+    return 1024 * (
+        _number(rf"^{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB$", Path("/proc/self/status")) or 0
+    )
 
 
 def _number(pattern: str, path: Path) -> int | None:
@@ -52,4 +62,6 @@ def _number(pattern: str, path: Path) -> int | None:
         found = re.search(pattern, path.read_text(), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
         return None
-    return int(found[1]) if found else None
+    if found:
+        return int(found[1])
+    return None

@@ -13,8 +13,18 @@ from txl.runtime.distributed import Ranks, Vote
 T = TypeVar("T")
 
 TIME_UP, USER_1, USER_2, INTERRUPT, HANGUP, TERMINATE, ORPHANED = range(1, 8)
-"""The time limit, SIGUSR1, SIGUSR2, Ctrl-C, SIGHUP, SIGTERM, the end of torchrun, in order of priority."""
-STATUS = {TIME_UP: 0, USER_1: 0, USER_2: 0, INTERRUPT: 130, HANGUP: 129, TERMINATE: 143, ORPHANED: 143}
+"""The time limit, SIGUSR1, SIGUSR2, Ctrl-C, SIGHUP, SIGTERM, the end of torchrun, in order of
+priority.
+"""
+STATUS = {
+    TIME_UP: 0,
+    USER_1: 0,
+    USER_2: 0,
+    INTERRUPT: 130,
+    HANGUP: 129,
+    TERMINATE: 143,
+    ORPHANED: 143,
+}
 """Exit statuses."""
 WORDS = {
     TIME_UP: "stopped by --max_hours",
@@ -47,9 +57,9 @@ class StopNow(Exception):
 
 
 class StopRequest:
-    """Records SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, Ctrl-C, the end of the time limit and that of torchrun, which the
-    training checks after each step. What torchrun has started would train on without it, and nobody could stop or
-    restart it.
+    """Records SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, Ctrl-C, the end of the time limit and that of
+    torchrun, which the training checks after each step. What torchrun has started would train on
+    without it, and nobody could stop or restart it.
 
     A context manager that restores the previous signal handlers.
 
@@ -59,12 +69,21 @@ class StopRequest:
 
     def __init__(self, max_hours: float | None = None) -> None:
         self._noted = 0
-        self._agent = _PARENT if "TORCHELASTIC_RUN_ID" in os.environ else None
-        self._deadline = None if max_hours is None else time.monotonic() + 3600 * max_hours
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            self._agent = _PARENT
+        else:
+            self._agent = None
+        if max_hours is None:
+            self._deadline = None
+        else:
+            self._deadline = time.monotonic() + 3600 * max_hours
         self._before: dict[signal.Signals, object] = {}
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self.at_once = False
-        """Raise `StopNow` as soon as a signal arrives. Only for code that can be interrupted anywhere."""
+        """Raise `StopNow` as soon as a signal arrives.
+
+        Only for code that can be interrupted anywhere.
+        """
 
     @property
     def noted(self) -> int:
@@ -78,7 +97,8 @@ class StopRequest:
     def __enter__(self) -> Self:
         try:
             self._before = {number: signal.signal(number, self._note) for number in _handled()}
-            self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # launch.py blocks some until now
+            # launch.py blocks some until now
+            self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         except ValueError:  # not in the main thread, which alone can handle signals
             self._before = {}
         return self
@@ -97,8 +117,9 @@ class StopRequest:
             self.stop_now(self._noted)
 
     def _leave_terminals(self) -> None:
-        """Send to /dev/null what a terminal that is gone would have shown: writing to it fails, and the run is yet to
-        be saved."""
+        """Send to /dev/null what a terminal that is gone would have shown: writing to it fails, and
+        the run is yet to be saved.
+        """
         for descriptor in self._terminals:
             if not os.isatty(descriptor):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -112,15 +133,17 @@ class StopRequest:
 
 
 def until_stopped(items: Iterable[T], request: StopRequest, ranks: Ranks) -> Iterator[T]:
-    """The items, until any rank is asked to stop. All ranks iterate together and vote every 8 items, until none has
-    items left. Raises `StopNow` on all ranks."""
+    """The items, until any rank is asked to stop. All ranks iterate together and vote every 8
+    items, until none has items left. Raises `StopNow` on all ranks.
+    """
     if ranks.world == 1:  # `StopRequest.at_once` interrupts an item too
         for item in items:
             if noted := request.noted:
                 request.stop_now(noted)
             yield item
         return
-    vote, left = Vote(ranks), iter(items)
+    vote = Vote(ranks)
+    left = iter(items)
     for n_vote in itertools.count():
         some = list(itertools.islice(left, 8))
         agreed = vote.agree(2 * request.noted + bool(some))  # of the previous vote

@@ -1,4 +1,6 @@
-"""A feed-forward network in chunks of tokens, so that the inner states of only one chunk are in memory."""
+"""A feed-forward network in chunks of tokens, so that the inner states of only one chunk are in
+memory.
+"""
 
 from functools import partial
 
@@ -10,8 +12,9 @@ from txl.model.feed_forward import FeedForward
 
 
 def compute_in_chunks(ff: FeedForward, n_token: int) -> None:
-    """Compute so many tokens of a segment at a time, 0 for all (Kitaev et al. 2020, sec. 3). The backward pass
-    recomputes each chunk."""
+    """Compute so many tokens of a segment at a time, 0 for all (Kitaev et al. 2020, sec. 3). The
+    backward pass recomputes each chunk.
+    """
     if n_token == 0:
         vars(ff).pop("forward", None)
     else:

@@ -1,4 +1,7 @@
-"""Gates in place of residual sums. Source: GTrXL, Parisotto et al. 2020 (arXiv 1910.06764), sec. 3.2."""
+"""Gates in place of residual sums.
+
+Source: GTrXL, Parisotto et al. 2020 (arXiv 1910.06764), sec. 3.2.
+"""
 
 from typing import ClassVar
 
@@ -11,11 +14,12 @@ from txl.ops.linear import Linear
 
 
 class Gate(nn.Module):
-    """Joins the stream x before a sub-layer and its output y, (B, T, D) each, to the stream g after it.
+    """Joins the stream x before a sub-layer and its output y, (B, T, D) each, to the stream g after
+    it.
 
-    The bias b, (D,), of all but `InputGate` is learned and begins at `gate_bias`: the larger it is, the nearer is g to
-    x in the beginning. A gate brings the paper's identity-map reordering: LayerNorm before the sub-layer only
-    (`pre_lnorm`), ReLU after it.
+    The bias b, (D,), of all but `InputGate` is learned and begins at `gate_bias`: the larger it is,
+    the nearer is g to x in the beginning. A gate brings the paper's identity-map reordering:
+    LayerNorm before the sub-layer only (`pre_lnorm`), ReLU after it.
     """
 
     settings: ClassVar[tuple[str, ...]] = ()

@@ -1,4 +1,6 @@
-"""Reversible layers: the backward pass recomputes inputs from outputs, so no activations are stored."""
+"""Reversible layers: the backward pass recomputes inputs from outputs, so no activations are
+stored.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,18 +14,23 @@ from txl.model.memory import Reading, State
 from txl.model.span import Span
 
 
-def run(layers: Any, h_BTD: Tensor, states: tuple[State, ...], reading: Reading) -> tuple[Tensor, tuple[State, ...]]:
+def run(
+    layers: Any, h_BTD: Tensor, states: tuple[State, ...], reading: Reading
+) -> tuple[Tensor, tuple[State, ...]]:
     """Layers over two streams, equal at first and averaged at the end: the output, and the states
     for the next segment, which hold stream 2."""
     reading = reading.prepared()
     next_states: list[State] = []
 
     def keep(before_BTD: Tensor, after_BTD: Tensor) -> None:
-        rule, state = layers[len(next_states)].memory, states[len(next_states)]
+        rule = layers[len(next_states)].memory
+        state = states[len(next_states)]
         next_states.append(rule.next_state(state, before_BTD, after_BTD, reading.context))
 
     memory = [state.hidden_BMD for state in states]
-    x1_BTD, x2_BTD = _streams(layers, h_BTD)(layers, h_BTD, h_BTD, memory, reading.feats, reading.span, keep)
+    x1_BTD, x2_BTD = _streams(layers, h_BTD)(
+        layers, h_BTD, h_BTD, memory, reading.feats, reading.span, keep
+    )
     return (x1_BTD + x2_BTD) / 2, tuple(next_states)
 
 
@@ -32,7 +39,9 @@ def _streams(layers: Any, h_BTD: Tensor) -> Any:
     if not torch.is_grad_enabled():
         return plain_streams
     needs_gradients = h_BTD.requires_grad or any(p.requires_grad for p in layers.parameters())
-    return reversible_layers if needs_gradients else plain_streams
+    if needs_gradients:
+        return reversible_layers
+    return plain_streams
 
 
 class TwoStreams(Protocol):
@@ -82,9 +91,9 @@ def reversible_layers(
 
     y1 = x1 + attended(x2),  y2 = x2 + ff(y1)          x2 = y2 - ff(y1),  x1 = y1 - attended(x2)
 
-    The backward pass goes from the last layer to the first, computing each input from the output and gradients from the
-    input. It stores the last output and each layer's random state (for dropout). Gradients equal those with stored
-    activations up to rounding.
+    The backward pass goes from the last layer to the first, computing each input from the output
+    and gradients from the input. It stores the last output and each layer's random state (for
+    dropout). Gradients equal those with stored activations up to rounding.
     Source: Gomez et al. 2017, sec. 3; Kitaev et al. 2020, sec. 3, for the two halves of a layer.
 
     Args:
@@ -109,7 +118,10 @@ class _Reversible(torch.autograd.Function):
         feats: Tensor,
         *parameters: nn.Parameter,
     ) -> tuple[Tensor, Tensor]:
-        ctx.layers, ctx.memory, ctx.span, ctx.parameters = layers, memory, span, parameters
+        ctx.layers = layers
+        ctx.memory = memory
+        ctx.span = span
+        ctx.parameters = parameters
         ctx.states = [_RandomAndAutocastState(x1_BTD.device)]
         for layer, mem_BMD in zip(layers, memory, strict=True):
             read_BTD = x2_BTD
@@ -124,9 +136,14 @@ class _Reversible(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy1_BTD: Tensor, dy2_BTD: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # decorated
-        now = {id(p) for layer in ctx.layers for p in layer.parameters()}
+        now = set()
+        for layer in ctx.layers:
+            for p in layer.parameters():
+                now.add(id(p))
         if now != {id(p) for p in ctx.parameters}:
-            raise RuntimeError("reversible layers compute again with their own weights: not with functional_call")
+            raise RuntimeError(
+                "reversible layers compute again with their own weights: not with functional_call"
+            )
         y1_BTD, y2_BTD, feats = ctx.saved_tensors
         feats = feats.detach().requires_grad_(ctx.needs_input_grad[6])
         sums = _Sums([*ctx.parameters, feats])
@@ -141,7 +158,8 @@ class _Reversible(torch.autograd.Function):
             with states.pop().restored(), torch.enable_grad():
                 attended_BTD = layer.attended(x2_BTD, mem_BMD, feats, ctx.span)
             dy2_BTD = dy2_BTD + sums.add(attended_BTD, dy1_BTD, x2_BTD)
-            y1_BTD, y2_BTD = (y1_BTD - attended_BTD).detach(), x2_BTD.detach()
+            y1_BTD = (y1_BTD - attended_BTD).detach()
+            y2_BTD = x2_BTD.detach()
             del attended_BTD
         *of_parameters, of_feats = sums.totals
         return None, None, None, None, dy1_BTD, dy2_BTD, of_feats, *of_parameters
@@ -155,10 +173,17 @@ class _Sums:
         self.totals: list[Tensor | None] = [None] * len(tensors)
 
     def add(self, out: Tensor, upstream: Tensor, source: Tensor) -> Tensor:
-        """Add the gradients of `out` with respect to the tensors, and return that with respect to `source`."""
-        wanted = [i for i, tensor in enumerate(self.tensors) if tensor.requires_grad]
+        """Add the gradients of `out` with respect to the tensors, and return that with respect to
+        `source`.
+        """
+        wanted = []
+        for i, tensor in enumerate(self.tensors):
+            if tensor.requires_grad:
+                wanted.append(i)
         inputs = [source, *(self.tensors[i] for i in wanted)]
-        to_source, *grads = torch.autograd.grad(out, inputs, upstream.to(out.dtype), allow_unused=True)
+        to_source, *grads = torch.autograd.grad(
+            out, inputs, upstream.to(out.dtype), allow_unused=True
+        )
         for i, grad in zip(wanted, grads, strict=True):
             if grad is not None:
                 total = self.totals[i]
@@ -171,9 +196,15 @@ class _RandomAndAutocastState:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.autocast = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
+        self.autocast = (
+            torch.is_autocast_enabled(device.type),
+            torch.get_autocast_dtype(device.type),
+        )
         self.cpu = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        if device.type == "cuda":
+            self.cuda = torch.cuda.get_rng_state(device)
+        else:
+            self.cuda = None
 
     @contextmanager
     def restored(self) -> Iterator[None]:

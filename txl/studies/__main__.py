@@ -1,4 +1,5 @@
-"""Run a study: a grid of trainings with several seeds, their evaluations, and a table of what they show.
+"""Run a study: a grid of trainings with several seeds, their evaluations, and a table of what they
+show.
 
 python -m txl.studies STUDY.toml
 """
@@ -25,8 +26,12 @@ from txl.studies.runner import Choice, require_flags, run_study
 class StudiesConfig(Checked):
     """Where a study is kept and how it is run."""
 
-    folder: str | None = option(None, "folder of runs and results (not given: runs/studies/NAME of the file)")
-    runs: str | None = option(None, "folder of trainings that several studies may share (not given: FOLDER/runs)")
+    folder: str | None = option(
+        None, "folder of runs and results (not given: runs/studies/NAME of the file)"
+    )
+    runs: str | None = option(
+        None, "folder of trainings that several studies may share (not given: FOLDER/runs)"
+    )
     jobs: int = option(1, "runs at once, each with its share of the cores", minimum=1)
     only: tuple[str, ...] = option(
         (), "train these rows only, of all that the study file names; may be repeated", repeats=True
@@ -42,22 +47,34 @@ def main(argv: Sequence[str]) -> int:
         "name the TOML file of a study: python -m txl.studies STUDY.toml",
     )
     require_utf8(argv)
-    config = build(StudiesConfig, read_flags(argv if asks else argv[1:], StudiesConfig, description=__doc__ or ""))
+    config = build(
+        StudiesConfig,
+        read_flags(argv if asks else argv[1:], StudiesConfig, description=__doc__ or ""),
+    )
     study = read_study(Path(argv[0]))
     require(
         find_spec("scipy") is not None or not has_several_seeds(study),
         "a study with several seeds needs scipy for its statistics; pip install scipy",
     )
     only = chosen(study, config)
-    folder = Path(config.folder) if config.folder else Path("runs") / "studies" / study.name
-    runs = Path(config.runs) if config.runs else folder / "runs"
+    if config.folder:
+        folder = Path(config.folder)
+    else:
+        folder = Path("runs") / "studies" / study.name
+    if config.runs:
+        runs = Path(config.runs)
+    else:
+        runs = folder / "runs"
     require_flags(study)
     if not config.report_only:
         require_texts(study)
         require_columns(study)
     noted = note_contrasts(study, runs, folder)
     try:
-        failed = {} if config.report_only else run_study(study, runs, jobs=config.jobs, only=only)
+        if config.report_only:
+            failed = {}
+        else:
+            failed = run_study(study, runs, jobs=config.jobs, only=only)
     except StopNow as stop:
         (request,) = stop.args
         print_line(f"| {WORDS[request]}; started again, the study goes on from here")
@@ -66,7 +83,9 @@ def main(argv: Sequence[str]) -> int:
     print_line("\n" + in_words(study, findings))
     for path in write_report(study, findings, folder):
         print_line(f"| written: {path}")
-    return 1 if failed else 0
+    if failed:
+        return 1
+    return 0
 
 
 def has_several_seeds(study: Study) -> bool:
@@ -75,9 +94,15 @@ def has_several_seeds(study: Study) -> bool:
 
 
 def chosen(study: Study, config: StudiesConfig) -> Choice:
-    """Which trainings --only and --seeds name. Raises `UsageError` if the study has none of that name."""
+    """Which trainings --only and --seeds name.
+
+    Raises `UsageError` if the study has none of that name.
+    """
     for name in config.only:
-        require(name in study.variants, f"--only {name}: no such row; there are {', '.join(study.variants)}")
+        require(
+            name in study.variants,
+            f"--only {name}: no such row; there are {', '.join(study.variants)}",
+        )
     seeds = dict.fromkeys(seed for name in study.variants for seed in study.seeds_of(name))
     for seed in config.seeds:
         there = f"the study has {', '.join(map(str, seeds))}; add others to its file"

@@ -1,4 +1,6 @@
-"""What is found out of a study before its first training: texts that are not there, contrasts that never come."""
+"""What is found out of a study before its first training: texts that are not there, contrasts that
+never come.
+"""
 
 import tempfile
 from collections.abc import Sequence
@@ -17,8 +19,10 @@ from txl.studies.runner import TRAINING
 
 
 def require_texts(study: Study) -> None:
-    """Raise `UsageError` if a text that the study reads is not there, as far as that is known before a training: not of
-    what is fetched from elsewhere, and not what another model was trained on."""
+    """Raise `UsageError` if a text that the study reads is not there, as far as that is known
+    before a training: not of what is fetched from elsewhere, and not what another model was trained
+    on.
+    """
     for name, flags in study.variants.items():
         texts = _texts_of(flags, f"{study.name}: runs: {name}")
         if texts is None:
@@ -50,10 +54,15 @@ def columns_of_run(study: Study, run: str) -> list[str]:
 
     def held_out() -> Sequence[str]:
         both = ("valid", "test")
-        return both if texts is None else [split for split in both if texts.is_there(split)]
+        if texts is None:
+            return both
+        return [split for split in both if texts.is_there(split)]
 
     evaluations = study.evaluations.items()
-    columns = [column for name, flags in evaluations for column in expected_columns(name, flags, held_out)]
+    columns = []
+    for name, flags in evaluations:
+        for column in expected_columns(name, flags, held_out):
+            columns.append(column)
     return [*columns, *study.best]
 
 

@@ -1,8 +1,9 @@
-"""The contrasts of a study as they were fixed: noted before the first reading of theirs, with a digest.
+"""The contrasts of a study as they were fixed: noted before the first reading of theirs, with a
+digest.
 
-A contrast that is changed or added when readings of it are there was chosen with figures in sight; it is reported as
-exploratory. One that is taken out of the study file stays in the notes, and is reported and corrected for, too, once
-readings of it are there.
+A contrast that is changed or added when readings of it are there was chosen with figures in sight;
+it is reported as exploratory. One that is taken out of the study file stays in the notes, and is
+reported and corrected for, too, once readings of it are there.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from typing import Any
 from txl.config import UsageError
 from txl.evaluation.report import write_json
 from txl.runtime.records import read_json, require_fields
-from txl.studies.plan import Contrast, Study, tasks
+from txl.studies.plan import Contrast, Study, pairs, tasks
 from txl.studies.runner import finished
 
 NOTES = "contrasts.json"
@@ -51,8 +52,7 @@ class Noted:
     @property
     def contrast(self) -> Contrast:
         """What is compared."""
-        of, against = (tuple((run, column) for run, column in side) for side in (self.of, self.against))
-        return Contrast(of, against)
+        return Contrast(pairs(self.of), pairs(self.against))
 
     @property
     def content(self) -> dict[str, Any]:
@@ -67,15 +67,20 @@ def digest_of(noted: Iterable[Noted]) -> str:
 
 
 def note_contrasts(study: Study, runs: Path, folder: Path) -> list[Noted]:
-    """Note the contrasts of a study in the folder of its results, those that are there already as they were noted.
+    """Note the contrasts of a study in the folder of its results, those that are there already as
+    they were noted.
 
     Raises:
         UsageError: if the notes are damaged.
     """
-    before, noted = read_notes(folder), []
-    known = {json.dumps(one.content, sort_keys=True): one for one in before}
+    before = read_notes(folder)
+    noted = []
+    known = {}
+    for one in before:
+        known[json.dumps(one.content, sort_keys=True)] = one
     for name, contrast in study.contrasts.items():
-        of, against = ([list(reading) for reading in side] for side in contrast)
+        of = list(map(list, contrast[0]))
+        against = list(map(list, contrast[1]))
         n_reading = readings_made(study, contrast, runs)
         new = Noted(name, of, against, study.metric, n_reading, time.strftime("%Y-%m-%d"))
         old = known.pop(json.dumps(new.content, sort_keys=True), None)
@@ -84,7 +89,10 @@ def note_contrasts(study: Study, runs: Path, folder: Path) -> list[Noted]:
         if readings_made(study, old.contrast, runs):
             noted.append(Noted(**{**asdict(old), "is_asked": False}))
     if noted != before:
-        write_json(folder / NOTES, {"digest": digest_of(noted), "contrasts": [asdict(one) for one in noted]})
+        write_json(
+            folder / NOTES,
+            {"digest": digest_of(noted), "contrasts": [asdict(one) for one in noted]},
+        )
     return noted
 
 
@@ -98,7 +106,9 @@ def read_notes(folder: Path) -> list[Noted]:
     except ValueError as error:
         raise _damaged(path, error) from None
     try:
-        noted = [Noted(**require_fields(one, Noted)) for one in content["contrasts"]]
+        noted = []
+        for one in content["contrasts"]:
+            noted.append(Noted(**require_fields(one, Noted)))
         if digest_of(noted) != content["digest"]:
             raise ValueError("its digest is that of other contrasts")
     except (ValueError, TypeError, KeyError) as error:
@@ -115,7 +125,10 @@ def readings_made(study: Study, contrast: Contrast, runs: Path) -> int:
     readings = {*contrast.of, *contrast.against}
     n_made = 0
     for task in tasks(study, runs):
-        columns = [column for run, column in readings if run == task.variant]
+        columns = []
+        for run, column in readings:
+            if run == task.variant:
+                columns.append(column)
         if not columns:
             continue
         made = finished(task).get("evaluations", {})

@@ -1,5 +1,5 @@
-"""What a memory is used for: two readings of a study compared by where the last occurrence of a token lies, and by how
-often the training text has it.
+"""What a memory is used for: two readings of a study compared by where the last occurrence of a
+token lies, and by how often the training text has it.
 
 python -m txl.studies.occurrences STUDY.toml --of ROW COLUMN --against ROW COLUMN
 """
@@ -32,7 +32,9 @@ from txl.studies.statistics import ALPHA, mean_and_spread
 class OccurrencesConfig(Checked):
     """Which readings are compared."""
 
-    folder: str | None = option(None, "folder of the study (not given: runs/studies/NAME of the file)")
+    folder: str | None = option(
+        None, "folder of the study (not given: runs/studies/NAME of the file)"
+    )
     runs: str | None = option(None, "folder of its trainings (not given: FOLDER/runs)")
     of: tuple[str, ...] = option((), "a row and a column of the study: whose memory is asked about")
     against: tuple[str, ...] = option((), "another row and column, of the same tokens")
@@ -63,7 +65,10 @@ class Group(NamedTuple):
 def main(argv: Sequence[str]) -> None:
     asks = {"--help", "-h"} & set(argv)
     usage = "python -m txl.studies.occurrences STUDY.toml --of ROW COLUMN --against ROW COLUMN"
-    require(bool(asks) or (bool(argv) and not argv[0].startswith("-")), f"name the TOML file of a study: {usage}")
+    require(
+        bool(asks) or (bool(argv) and not argv[0].startswith("-")),
+        f"name the TOML file of a study: {usage}",
+    )
     typed = read_flags(argv if asks else argv[1:], OccurrencesConfig, description=__doc__ or "")
     config = build(OccurrencesConfig, typed)
     study = read_study(Path(argv[0]))
@@ -71,8 +76,14 @@ def main(argv: Sequence[str]) -> None:
         require(len(reading) == 2, f"--{name}: give a row and a column: {usage}")
         there = f"no such row; there are {', '.join(study.variants)}"
         require(reading[0] in study.variants, f"--{name} {reading[0]}: {there}")
-    folder = Path(config.folder) if config.folder else Path("runs") / "studies" / study.name
-    runs = Path(config.runs) if config.runs else folder / "runs"
+    if config.folder:
+        folder = Path(config.folder)
+    else:
+        folder = Path("runs") / "studies" / study.name
+    if config.runs:
+        runs = Path(config.runs)
+    else:
+        runs = folder / "runs"
     groups = compare(study, runs, config.of, config.against)
     print_line(tables.as_markdown(table_of(groups)))
     if config.csv:
@@ -80,21 +91,40 @@ def main(argv: Sequence[str]) -> None:
 
 
 def compare(study: Study, runs: Path, of: Sequence[str], against: Sequence[str]) -> list[Group]:
-    """The groups of all tokens, of each place, of each range of frequencies, and of both. Raises `UsageError` if no
-    seed has both readings, or they are of other tokens."""
-    pairs = [(kept(study, runs, seed, *of), kept(study, runs, seed, *against)) for seed in study.seeds_of(of[0])]
-    known = [(one, other) for one, other in pairs if one is not None and other is not None]
+    """The groups of all tokens, of each place, of each range of frequencies, and of both. Raises
+    `UsageError` if no seed has both readings, or they are of other tokens.
+    """
+    pairs = []
+    for seed in study.seeds_of(of[0]):
+        pairs.append((kept(study, runs, seed, *of), kept(study, runs, seed, *against)))
+    known = []
+    for one, other in pairs:
+        if one is not None and other is not None:
+            known.append((one, other))
     rows = f"{of[0]!r} and {against[0]!r}"
-    require(bool(known), f"{study.name}: {rows}: no seed has the losses of both; run the study, or name --runs")
-    counts_V = counts_of_training(next(task for task in tasks(study, runs) if task.variant == of[0]))
+    require(
+        bool(known),
+        f"{study.name}: {rows}: no seed has the losses of both; run the study, or name --runs",
+    )
+    counts_V = counts_of_training(
+        next(task for task in tasks(study, runs) if task.variant == of[0])
+    )
     first = known[0][0]
     for one, other in known:
-        is_same = np.array_equal(one.ids_N, first.ids_N) and np.array_equal(other.ids_N, first.ids_N)
-        require(is_same, f"{study.name}: {rows}: are of other tokens; compare readings of one split and vocabulary")
+        is_same = np.array_equal(one.ids_N, first.ids_N) and np.array_equal(
+            other.ids_N, first.ids_N
+        )
+        require(
+            is_same,
+            f"{study.name}: {rows}: are of other tokens; compare readings of one split and"
+            " vocabulary",
+        )
     return _groups(known, places(first), counts_V)
 
 
-def _groups(known: Sequence[tuple[TokenLosses, TokenLosses]], place_N: np.ndarray, counts_V: np.ndarray) -> list[Group]:
+def _groups(
+    known: Sequence[tuple[TokenLosses, TokenLosses]], place_N: np.ndarray, counts_V: np.ndarray
+) -> list[Group]:
     edges = frequency_edges(counts_V)
     sums: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
     for one, other in known:
@@ -102,7 +132,10 @@ def _groups(known: Sequence[tuple[TokenLosses, TokenLosses]], place_N: np.ndarra
         mine, theirs = (by_occurrence(losses, both_N, counts_V, edges) for losses in (one, other))
         of_seed: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
         for cell, opposite in zip(mine, theirs, strict=True):
-            frequency = f"{cell.first:,} or more" if cell.last is None else f"{cell.first:,} to {cell.last:,}"
+            if cell.last is None:
+                frequency = f"{cell.first:,} or more"
+            else:
+                frequency = f"{cell.first:,} to {cell.last:,}"
             for key in ((cell.place, frequency), (cell.place, ""), ("", frequency), ("", "")):
                 of_seed.setdefault(key, []).append((cell.tokens, cell.nats, opposite.nats))
         for key, values in of_seed.items():
@@ -112,35 +145,56 @@ def _groups(known: Sequence[tuple[TokenLosses, TokenLosses]], place_N: np.ndarra
     groups = []
     for (place, frequency), seeds in sums.items():
         n_token = seeds[0][0]
-        of, against = (sum(seed[i] for seed in seeds) / len(seeds) / n_token for i in (1, 2))
+        of = sum(seed[1] for seed in seeds) / len(seeds) / n_token
+        against = sum(seed[2] for seed in seeds) / len(seeds) / n_token
         differences = tuple((nats - others) / n_token for _, nats, others in seeds)
-        share = sum(differences) * n_token / whole if whole else 0.0
+        if whole:
+            share = sum(differences) * n_token / whole
+        else:
+            share = 0.0
         groups.append(Group(place, frequency, n_token, of, against, differences, share))
     order = {place: i for i, place in enumerate(("", *PLACES))}
     ranges = list(dict.fromkeys(["", *(f"{a:,}" for a in edges)]))
-    return sorted(groups, key=lambda group: (order[group.place], ranges.index(group.frequency.split(" ")[0])))
+    return sorted(
+        groups, key=lambda group: (order[group.place], ranges.index(group.frequency.split(" ")[0]))
+    )
 
 
 def kept(study: Study, runs: Path, seed: int, row: str, column: str) -> TokenLosses | None:
-    """The kept losses of a reading; None if its training has none yet. Raises `UsageError` if no evaluation has the
-    column."""
-    task = next((t for t in tasks(study, runs) if (t.variant, t.seed, t.is_rerun) == (row, seed, False)), None)
+    """The kept losses of a reading; None if its training has none yet. Raises `UsageError` if no
+    evaluation has the column.
+    """
+    task = next(
+        (t for t in tasks(study, runs) if (t.variant, t.seed, t.is_rerun) == (row, seed, False)),
+        None,
+    )
     name = study.evaluation_of(column)
-    require(name is not None and column not in study.best, f"{study.name}: {column!r}: no column of an evaluation")
-    path = Path() if task is None else task.folder / f"{slug(str(name))}.npz"
+    require(
+        name is not None and column not in study.best,
+        f"{study.name}: {column!r}: no column of an evaluation",
+    )
+    if task is None:
+        path = Path()
+    else:
+        path = task.folder / f"{slug(str(name))}.npz"
     if task is None or name not in finished(task).get("evaluations", {}) or not path.is_file():
         return None
     losses = read_losses(path)
     columns = column_names(
-        str(name), [{"split": x.split, "added": x.added, "borders": x.borders, **x.context} for x in losses]
+        str(name),
+        [{"split": x.split, "added": x.added, "borders": x.borders, **x.context} for x in losses],
     )
-    require(column in columns, f"{path}: {column!r}: no such column; there are {'; '.join(columns)}")
+    require(
+        column in columns, f"{path}: {column!r}: no such column; there are {'; '.join(columns)}"
+    )
     return losses[columns.index(column)]
 
 
 def counts_of_training(task: Task) -> np.ndarray:
     """How often the training text of a run has each token of its vocabulary."""
-    config: Any = build(DataConfig, read_flags(words(task.flags, task.folder / "run"), *TRAINING, description=""))
+    config: Any = build(
+        DataConfig, read_flags(words(task.flags, task.folder / "run"), *TRAINING, description="")
+    )
     try:
         corpus = Corpus(config, needed=("train",))
     except UsageError as error:
@@ -154,14 +208,27 @@ def counts_of_training(task: Task) -> np.ndarray:
 
 def table_of(groups: Sequence[Group]) -> tables.Table:
     """A group a row, rounded; the interval is over seeds, where there are several."""
-    header = ["last occurrence", "in training", "tokens", "of", "against", "difference", "95 % interval", "share"]
+    header = [
+        "last occurrence",
+        "in training",
+        "tokens",
+        "of",
+        "against",
+        "difference",
+        "95 % interval",
+        "share",
+    ]
     cells = []
     for group in groups:
         interval = _interval(group.differences)
         cells.append(
             [
                 *(group.place or "all", group.frequency or "all", f"{group.tokens:,}"),
-                *(f"{group.of:.4f}", f"{group.against:.4f}", f"{sum(group.differences) / len(group.differences):+.4f}"),
+                *(
+                    f"{group.of:.4f}",
+                    f"{group.against:.4f}",
+                    f"{sum(group.differences) / len(group.differences):+.4f}",
+                ),
                 "" if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}",
                 f"{group.share:.1%}",
             ]
@@ -174,13 +241,14 @@ def unrounded(groups: Sequence[Group]) -> tables.Table:
     n_seed = len(groups[0].differences)
     header = ["last occurrence", "in training", "tokens", "of", "against", "share"]
     header += [f"difference {i}" for i in range(1, n_seed + 1)]
-    rows = [
-        [
-            *(group.place or "all", group.frequency or "all", str(group.tokens)),
-            *map(repr, (group.of, group.against, group.share, *group.differences)),
-        ]
-        for group in groups
-    ]
+    rows = []
+    for group in groups:
+        rows.append(
+            [
+                *(group.place or "all", group.frequency or "all", str(group.tokens)),
+                *map(repr, (group.of, group.against, group.share, *group.differences)),
+            ]
+        )
     return tables.Table(header, rows)
 
 

@@ -24,19 +24,26 @@ _WIDTH = 0.6
 
 
 def draw(study: Study, rows: Sequence[Row]) -> "Figure":
-    """Validation perplexity over tokens, unless runs validate other tokens, and the metric by column, each with a
-    standard deviation over the seeds."""
+    """Validation perplexity over tokens, unless runs validate other tokens, and the metric by
+    column, each with a standard deviation over the seeds.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     *left, right = figure.subplots(1, 1 + validated_alike(rows), squeeze=False)[0]
-    columns, shown = columns_of(rows), [row for row in rows if row.runs]
+    columns = columns_of(rows)
+    shown = [row for row in rows if row.runs]
     for i, row in enumerate(shown):
         color = f"C{i % 10}"
         for axes in left:
             _curve(axes, row, color)
-        found = ([run.values[column] for run in row.runs if column in run.values] for column in columns)
-        means = [mean_and_spread(values) if values else (np.nan, None) for values in found]  # nan: no point
+        found = (
+            [run.values[column] for run in row.runs if column in run.values] for column in columns
+        )
+        # nan: no point
+        means = []
+        for values in found:
+            means.append(mean_and_spread(values) if values else (np.nan, None))
         place = (i + 0.5) / len(shown) - 0.5
         right.errorbar(
             np.arange(len(columns)) + _WIDTH * place,
@@ -61,8 +68,9 @@ def draw(study: Study, rows: Sequence[Row]) -> "Figure":
 
 
 def draw_distances(rows: Sequence[Row]) -> "Figure | None":
-    """Nats per token by distance to the beginning of the article, with a standard deviation over the seeds: a panel for
-    each column that has them. None if none has."""
+    """Nats per token by distance to the beginning of the article, with a standard deviation over
+    the seeds: a panel for each column that has them. None if none has.
+    """
     from matplotlib.figure import Figure
 
     bins = by_distance(rows)
@@ -70,14 +78,28 @@ def draw_distances(rows: Sequence[Row]) -> "Figure | None":
     if not columns:
         return None
     figure = Figure(figsize=(6 * len(columns), 4.5), layout="constrained")
-    for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
-        for i, row in enumerate(row for row in rows if row.runs):  # a row has its colour of the other picture
+    for axes, column in zip(
+        figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True
+    ):
+        # a row has its colour of the other picture
+        for i, row in enumerate(row for row in rows if row.runs):
             if mine := bins.get((row.name, column)):
                 place = [centre(one.first, one.last) for one in mine]
-                low, high = ([one.mean + sign * (one.deviation or 0) for one in mine] for sign in (-1, 1))
-                axes.plot(place, [one.mean for one in mine], color=f"C{i % 10}", marker=".", label=row.name)
+                low = [one.mean - (one.deviation or 0) for one in mine]
+                high = [one.mean + (one.deviation or 0) for one in mine]
+                axes.plot(
+                    place,
+                    [one.mean for one in mine],
+                    color=f"C{i % 10}",
+                    marker=".",
+                    label=row.name,
+                )
                 axes.fill_between(place, low, high, alpha=0.2, color=f"C{i % 10}")
-        axes.set(title=column, xlabel="tokens since the document began, counted from 1", ylabel="nats per token")
+        axes.set(
+            title=column,
+            xlabel="tokens since the document began, counted from 1",
+            ylabel="nats per token",
+        )
         axes.set_xscale("log")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
@@ -91,14 +113,18 @@ def _curve(axes: "Axes", row: Row, color: str) -> None:
     n = min(len(run.curve) for run in with_curves)
     tokens = [point[0] for point in with_curves[0].curve[:n]]
     nats = np.array([[loss for _, loss in run.curve[:n]] for run in with_curves])
-    middle, spread = nats.mean(0), nats.std(0, ddof=1) if len(nats) > 1 else np.zeros(n)
+    middle = nats.mean(0)
+    spread = nats.std(0, ddof=1) if len(nats) > 1 else np.zeros(n)
     axes.plot(tokens, [perplexity(x) for x in middle], color=color, marker="." if n < 3 else "")
-    low, high = ([perplexity(x) for x in middle + sign * spread] for sign in (-1, 1))
+    low = list(map(perplexity, middle - spread))
+    high = list(map(perplexity, middle + spread))
     axes.fill_between(tokens, low, high, alpha=0.2, color=color)
 
 
 def write_pictures(study: Study, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write study.png, .pdf and .svg, and the same of distances if there are any; returns their paths."""
+    """Write study.png, .pdf and .svg, and the same of distances if there are any; returns their
+    paths.
+    """
     figures = {"study": draw(study, rows), "distances": draw_distances(rows)}
     paths = []
     for (name, figure), kind in itertools.product(figures.items(), FORMATS):

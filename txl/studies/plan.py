@@ -3,7 +3,7 @@
 import itertools
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +30,9 @@ METRICS = {
 
 
 class Contrast(NamedTuple):
-    """A difference that a study asks for: the sum of the losses of some readings less that of as many others. A
-    reading is the name of a run and of a column."""
+    """A difference that a study asks for: the sum of the losses of some readings less that of as
+    many others. A reading is the name of a run and of a column.
+    """
 
     of: tuple[tuple[str, str], ...]
     against: tuple[tuple[str, str], ...]
@@ -39,7 +40,8 @@ class Contrast(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """How a flag of each variant is chosen before its trainings, by the last validation loss of short ones.
+    """How a flag of each variant is chosen before its trainings, by the last validation loss of
+    short ones.
 
     Attributes:
         of: the flag, of which each variant gives the first value.
@@ -59,15 +61,17 @@ class Study:
     """What a study file asks for.
 
     Attributes:
-        variants: flags of train.py by the name of the variant, which is trained once with each seed.
+        variants: flags of train.py by the name of the variant, which is trained once with each
+            seed.
         evaluations: flags of eval.py by name; each row of eval.py is a column of the table.
         baseline: the variant that the others are compared with.
         contrasts: what is compared in their place, by name.
         own_seeds: the seeds of variants that do not have those of the study.
-        reruns: seeds of variants that are trained a second time, last of all: how far a training is the same again.
+        reruns: seeds of variants that are trained a second time, last of all: how far a training is
+            the same again.
         search: None: the flags are as given.
-        best: columns by the name of an evaluation of valid and test: what test has at the lengths that are best on
-            valid, chosen for each training.
+        best: columns by the name of an evaluation of valid and test: what test has at the lengths
+            that are best on valid, chosen for each training.
     """
 
     name: str
@@ -94,7 +98,10 @@ class Study:
 
 def evaluation_of(column: str, evaluations: Iterable[str], best: Mapping[str, str]) -> str | None:
     """See `Study.evaluation_of`."""
-    names = [name for name in evaluations if f"{column}, ".startswith(f"{name}, ")]
+    names = []
+    for name in evaluations:
+        if f"{column}, ".startswith(f"{name}, "):
+            names.append(name)
     return best.get(column) or max(names, key=len, default=None)
 
 
@@ -141,7 +148,9 @@ def read_study(path: Path) -> Study:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
     known = {"title": str, "seeds": list, "baseline": str, "metric": str}
-    known |= dict.fromkeys(("train", "runs", "grid", "evaluations", "contrasts", "search", "reruns", "best"), dict)
+    known |= dict.fromkeys(
+        ("train", "runs", "grid", "evaluations", "contrasts", "search", "reruns", "best"), dict
+    )
     for name, value in content.items():
         require(name in known, f"{path}: {name}: no such part; there are {', '.join(known)}")
         require(isinstance(value, known[name]), f"{path}: {name}: must be a {known[name].__name__}")
@@ -151,7 +160,10 @@ def read_study(path: Path) -> Study:
     evaluations = content.get("evaluations", {"valid": {"split": "valid"}})
     for part in ("runs", "evaluations"):
         tables = content.get(part, {}).values()
-        require(all(isinstance(flags, dict) for flags in tables), f"{path}: {part}: give tables of flags")
+        require(
+            all(isinstance(flags, dict) for flags in tables),
+            f"{path}: {part}: give tables of flags",
+        )
     own_seeds: dict[str, tuple[int, ...]] = {}
     variants = _variants(path, content, own_seeds)
     evaluations = {name: _flags(path, flags) for name, flags in evaluations.items()}
@@ -160,7 +172,10 @@ def read_study(path: Path) -> Study:
         ours = [key for key in OURS[part] if any(key in flags for flags in found.values())]
         require(not ours, f"{path}: {part}: {', '.join(ours)}: the runner sets this; leave it out")
     baseline = content.get("baseline", next(iter(variants)))
-    require(baseline in variants, f"{path}: baseline {baseline!r}: no such run; there are {', '.join(variants)}")
+    require(
+        baseline in variants,
+        f"{path}: baseline {baseline!r}: no such run; there are {', '.join(variants)}",
+    )
     best = _best(path, content.get("best", {}), evaluations)
     contrasts = {
         name: _contrast(f"{path}: contrasts.{name}", table, variants, evaluations, best)
@@ -169,13 +184,31 @@ def read_study(path: Path) -> Study:
     search = _search(path, content["search"], variants) if "search" in content else None
     title = content.get("title", path.stem)
     study = Study(
-        path.stem, title, seeds, variants, evaluations, baseline, metric, contrasts, own_seeds, {}, search, best
+        path.stem,
+        title,
+        seeds,
+        variants,
+        evaluations,
+        baseline,
+        metric,
+        contrasts,
+        own_seeds,
+        {},
+        search,
+        best,
     )
-    for name, contrast in contrasts.items():
+    _require_common_seeds(path, study)
+    return replace(study, reruns=_reruns(path, content.get("reruns", {}), study))
+
+
+def _require_common_seeds(path: Path, study: Study) -> None:
+    for name, contrast in study.contrasts.items():
         sides = {run for run, _ in (*contrast.of, *contrast.against)}
         common = set.intersection(*(set(study.seeds_of(run)) for run in sides))
-        require(bool(common), f"{path}: contrasts.{name}: {', '.join(sorted(sides))}: have no seed in common")
-    return replace(study, reruns=_reruns(path, content.get("reruns", {}), study))
+        require(
+            bool(common),
+            f"{path}: contrasts.{name}: {', '.join(sorted(sides))}: have no seed in common",
+        )
 
 
 def _seeds(place: str, seeds: Any) -> tuple[int, ...]:
@@ -191,15 +224,24 @@ def _search(path: Path, table: Mapping[str, Any], variants: Mapping[str, Flags])
     fields = {"of": "lr", "factor": 2.0, "seed": 101, "train": {}, **table}
     for key, value in fields.items():
         require(key in kinds, f"{place}.{key}: no such part; there are {', '.join(kinds)}")
-        require(fits(value, kinds[key]), f"{place}.{key}: {value!r}: must be of type {kinds[key].__name__}")
-    of, factor = fields["of"].replace("-", "_"), float(fields["factor"])
+        require(
+            fits(value, kinds[key]),
+            f"{place}.{key}: {value!r}: must be of type {kinds[key].__name__}",
+        )
+    of = fields["of"].replace("-", "_")
+    factor = float(fields["factor"])
     require(factor > 1, f"{place}.factor {factor:g}: must be above 1")
     flags = _flags(path, fields["train"])
     ours = [key for key in OURS["search.train"] if key in flags]
     require(not ours, f"{place}.train: {', '.join(ours)}: the runner sets this; leave it out")
     for name, own in variants.items():
-        is_number = isinstance(own.get(of), int | float) and not isinstance(own[of], bool) and own[of] > 0
-        require(is_number, f"{path}: runs: {name}: {of}: give the first value of the search, a number above 0")
+        is_number = (
+            isinstance(own.get(of), int | float) and not isinstance(own[of], bool) and own[of] > 0
+        )
+        require(
+            is_number,
+            f"{path}: runs: {name}: {of}: give the first value of the search, a number above 0",
+        )
     return Search(of, factor, fields["seed"], flags)
 
 
@@ -207,20 +249,38 @@ def _reruns(path: Path, table: Mapping[str, Any], study: Study) -> dict[str, tup
     found = {}
     for name, seeds in table.items():
         place = f"{path}: reruns: {name}"
-        require(name in study.variants, f"{place}: no such run; there are {', '.join(study.variants)}")
+        require(
+            name in study.variants, f"{place}: no such run; there are {', '.join(study.variants)}"
+        )
         found[name] = _seeds(place, seeds)
-        others = [str(seed) for seed in found[name] if seed not in study.seeds_of(name)]
-        require(not others, f"{place}: {', '.join(others)}: none of its seeds; only what was trained is trained again")
+        others = []
+        for seed in found[name]:
+            if seed not in study.seeds_of(name):
+                others.append(str(seed))
+        require(
+            not others,
+            f"{place}: {', '.join(others)}: none of its seeds; only what was trained is trained"
+            " again",
+        )
     return found
 
 
 def _best(path: Path, table: Mapping[str, Any], evaluations: Mapping[str, Flags]) -> dict[str, str]:
     for column, name in table.items():
         place = f"{path}: best: {column}"
-        require(name in evaluations, f"{place}: {name!r}: no such evaluation; there are {', '.join(evaluations)}")
-        require(column not in evaluations, f"{place}: is the name of an evaluation too; rename one of them")
+        require(
+            name in evaluations,
+            f"{place}: {name!r}: no such evaluation; there are {', '.join(evaluations)}",
+        )
+        require(
+            column not in evaluations,
+            f"{place}: is the name of an evaluation too; rename one of them",
+        )
         both = evaluations[name].get("split", "all") == "all" and "text" not in evaluations[name]
-        require(both, f"{place}: {name}: the best on valid is read on test; evaluate both, without split")
+        require(
+            both,
+            f"{place}: {name}: the best on valid is read on test; evaluate both, without split",
+        )
     return dict(table)
 
 
@@ -230,38 +290,60 @@ def _contrast(
     hints = dict.fromkeys(Contrast._fields, list[list[str]])
     try:
         fields = require_fields(table, hints)
-        of, against = fields["of"], fields["against"]
+        of = fields["of"]
+        against = fields["against"]
         good = len(of) == len(against) > 0 and all(len(reading) == 2 for reading in (*of, *against))
     except (ValueError, KeyError):
-        of, against, good = [], [], False
+        of = []
+        against = []
+        good = False
     require(good, f'{place}: give of = [["run", "column"], ...], and against with as many')
     for run, column in (*of, *against):
         require(run in runs, f"{place}: {run!r}: no such run; there are {', '.join(runs)}")
         is_there = evaluation_of(column, evaluations, best) is not None
         known = ", ".join([*evaluations, *best])
         require(is_there, f"{place}: {column!r}: no such column; it begins with one of {known}")
-    return Contrast(*(tuple((run, column) for run, column in side) for side in (of, against)))
+    return Contrast(pairs(of), pairs(against))
 
 
-def _variants(path: Path, content: Mapping[str, Any], own_seeds: dict[str, tuple[int, ...]]) -> dict[str, Flags]:
+def pairs(readings: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    """Readings, each a run and a column, as `Contrast` holds them."""
+    return tuple((run, column) for run, column in readings)
+
+
+def _variants(
+    path: Path, content: Mapping[str, Any], own_seeds: dict[str, tuple[int, ...]]
+) -> dict[str, Flags]:
     """The flags of each variant; `seeds` of those that give them go to `own_seeds`."""
-    runs, grid = content.get("runs", {}), content.get("grid", {})
+    runs = content.get("runs", {})
+    grid = content.get("grid", {})
     require(bool(runs or grid), f"{path}: neither [runs] nor [grid]: nothing to train")
     for name, values in grid.items():
-        require(isinstance(values, list) and bool(values), f"{path}: grid.{name}: must be a list of values")
+        require(
+            isinstance(values, list) and bool(values),
+            f"{path}: grid.{name}: must be a list of values",
+        )
     variants = {}
-    for (run, flags), values in itertools.product((runs or {"": {}}).items(), itertools.product(*grid.values())):
+    for (run, flags), values in itertools.product(
+        (runs or {"": {}}).items(), itertools.product(*grid.values())
+    ):
         point = dict(zip(grid, values, strict=True))
         name = ", ".join([run] * bool(run) + [f"{key} {value}" for key, value in point.items()])
         if "seeds" in flags:
             own_seeds[name] = _seeds(f"{path}: runs: {name}: seeds", flags["seeds"])
-        own = {key: value for key, value in flags.items() if key != "seeds"}
+        own = {}
+        for key, value in flags.items():
+            if key != "seeds":
+                own[key] = value
         variants[name] = _flags(path, {**content.get("train", {}), **own, **point})
     return variants
 
 
 def _flags(path: Path, content: Mapping[str, Any]) -> Flags:
-    """Flags by their names with underscores. Raises `UsageError` if a value is none of a flag, as a date is."""
+    """Flags by their names with underscores.
+
+    Raises `UsageError` if a value is none of a flag, as a date is.
+    """
     for name, value in content.items():
         for one in value if isinstance(value, list) else [value]:
             good = isinstance(one, str | int) or (isinstance(one, float) and math.isfinite(one))
@@ -274,28 +356,37 @@ def _require_own_folders(path: Path, part: str, names: Iterable[str]) -> None:
     by_folder: dict[str, str] = {}
     for name in names:
         folder = slug(name)
-        require(folder.strip(".") != "", f"{path}: {part}: {name!r} is no name of a folder; use letters")
+        require(
+            folder.strip(".") != "", f"{path}: {part}: {name!r} is no name of a folder; use letters"
+        )
         other = by_folder.setdefault(folder, name)
-        require(other == name, f"{path}: {part}: {other!r} and {name!r} have one folder, {folder}; rename one of them")
+        require(
+            other == name,
+            f"{path}: {part}: {other!r} and {name!r} have one folder, {folder}; rename one of them",
+        )
 
 
 def tasks(study: Study, runs: Path) -> list[Task]:
-    """All trainings, seed by seed, so that an unfinished study compares like with like; second ones last.
+    """All trainings, seed by seed, so that an unfinished study compares like with like; second ones
+    last.
 
-    Studies that share the folder `runs` share the trainings that have the same name and the same flags.
+    Studies that share the folder `runs` share the trainings that have the same name and the same
+    flags.
     """
     seeds = list(dict.fromkeys(seed for name in study.variants for seed in study.seeds_of(name)))
-    first = [
-        Task(name, seed, {**flags, "seed": seed}, runs / slug(name) / f"seed_{seed}")
-        for seed in sorted(seeds, key=(*study.seeds, *seeds).index)
-        for name, flags in study.variants.items()
-        if seed in study.seeds_of(name)
-    ]
-    return first + [
-        replace(task, folder=task.folder.with_name(f"{task.folder.name}_again"), is_rerun=True)
-        for task in first
-        if task.seed in study.reruns.get(task.variant, ())
-    ]
+    first = []
+    for seed in sorted(seeds, key=(*study.seeds, *seeds).index):
+        for name, flags in study.variants.items():
+            if seed in study.seeds_of(name):
+                first.append(
+                    Task(name, seed, {**flags, "seed": seed}, runs / slug(name) / f"seed_{seed}")
+                )
+    again = []
+    for task in first:
+        if task.seed in study.reruns.get(task.variant, ()):
+            folder = task.folder.with_name(f"{task.folder.name}_again")
+            again.append(replace(task, folder=folder, is_rerun=True))
+    return first + again
 
 
 def slug(name: str) -> str:
@@ -310,6 +401,9 @@ def words(flags: Flags, run: Path) -> list[str]:
         if isinstance(value, bool):
             line.append(f"--{name}" if value else f"--no_{name}")
         else:
-            values = value if isinstance(value, list) else [value]
+            if isinstance(value, list):
+                values = value
+            else:
+                values = [value]
             line += [f"--{name}", *(str(v).replace("{run}", str(run)) for v in values)]
     return line

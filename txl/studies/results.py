@@ -22,16 +22,19 @@ class RunFigures:
     """What one training has cost and reached.
 
     Attributes:
-        source: the texts that it was trained and evaluated on, and the version of the code, as short digests.
-        values: the metric of the study by column, if it has one there: ids have no bytes, and a perplexity may be
-            beyond all numbers.
+        source: the texts that it was trained and evaluated on, and the version of the code, as
+            short digests.
+        values: the metric of the study by column, if it has one there: ids have no bytes, and a
+            perplexity may be beyond all numbers.
         nats: nats per token by column.
         curve: (tokens read, validation loss in nats) at each evaluation of the training.
-        validated: what such an evaluation scored: how many tokens (0: its record does not say), of which kind of text
-            and size of vocabulary.
-        distances: by column, the rows that eval.py --loss_by_position gives for distances to the article's beginning.
+        validated: what such an evaluation scored: how many tokens (0: its record does not say), of
+            which kind of text and size of vocabulary.
+        distances: by column, the rows that eval.py --loss_by_position gives for distances to the
+            article's beginning.
         parameters_in_layers: those outside embedding and softmax.
-        cpu_seconds: of all cores, training only; `seconds` are by the clock, and depend on what else runs.
+        cpu_seconds: of all cores, training only; `seconds` are by the clock, and depend on what
+            else runs.
         remembered: numbers in the memory of a stream in training, once full, in all layers.
         operations: multiplications and additions of the training.
         chosen: the memory lengths that were best on valid, by column of `Study.best`.
@@ -63,12 +66,15 @@ class RunFigures:
     @property
     def label(self) -> str:
         """The seed, as a column is called."""
-        return f"{self.seed} again" if self.is_rerun else str(self.seed)
+        if self.is_rerun:
+            return f"{self.seed} again"
+        return str(self.seed)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of a variant that may be averaged: of one text, one version of the code and one setting.
+    """The runs of a variant that may be averaged: of one text, one version of the code and one
+    setting.
 
     Attributes:
         name: the variant, with the source of its runs where the study has several sources.
@@ -81,12 +87,16 @@ class Row:
 
 
 def rows_of(study: Study, runs: Path) -> list[Row]:
-    """The figures of all finished runs: a row for each variant and source; one without runs for a variant that has
-    none."""
+    """The figures of all finished runs: a row for each variant and source; one without runs for a
+    variant that has none.
+    """
     by_row: dict[tuple[str, str], list[RunFigures]] = {}
     for asked in tasks(study, runs):
         task = as_trained(study, asked, runs)
-        done = {} if task is None else finished(task)
+        if task is None:
+            done = {}
+        else:
+            done = finished(task)
         if task is not None and done.get("train") == task.flags and not unevaluated(study, done):
             evaluations = {name: done["evaluations"][name] for name in study.evaluations}
             one = _figures(study, task, evaluations)
@@ -94,9 +104,15 @@ def rows_of(study: Study, runs: Path) -> list[Row]:
     sources = list(dict.fromkeys(source for _, source in by_row))
     rows = []
     for variant in study.variants:
-        mine = [source for source in sources if (variant, source) in by_row]
+        mine = []
+        for source in sources:
+            if (variant, source) in by_row:
+                mine.append(source)
         for source in mine or [""]:
-            name = f"{variant} ({source})" if len(sources) > 1 and mine else variant
+            if len(sources) > 1 and mine:
+                name = f"{variant} ({source})"
+            else:
+                name = variant
             rows.append(Row(name, variant, source, by_row.get((variant, source), [])))
     return rows
 
@@ -111,13 +127,21 @@ def _columns(evaluations: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def best_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Of the rows of an evaluation of valid and test that of test at the lengths that are best on valid."""
+    """Of the rows of an evaluation of valid and test that of test at the lengths that are best on
+    valid.
+    """
     valid = [row for row in rows if row["split"] == "valid"]
     if not valid:
         return None
     best = min(valid, key=lambda row: row["nats_per_token"])
-    same = [row for row in rows if row["split"] == "test" and all(row.get(key) == best.get(key) for key in _LENGTHS)]
-    return dict(same[0]) if same else None
+    same = []
+    for row in rows:
+        is_alike = all(row.get(key) == best.get(key) for key in _LENGTHS)
+        if row["split"] == "test" and is_alike:
+            same.append(row)
+    if same:
+        return dict(same[0])
+    return None
 
 
 _LENGTHS = ("tgt_len", "mem_len", "added", "borders")
@@ -129,12 +153,22 @@ def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFig
     starts = [record for record in records if record["kind"] == "start"]
     train = [record for record in records if record["kind"] == "train"]
     seconds = _seconds(train, "speed/ms_per_step") or 0.0
-    n_step = train[-1]["step"] if train else 0
+    if train:
+        n_step = train[-1]["step"]
+    else:
+        n_step = 0
     valid = [record for record in records if record["kind"] == "valid"]
-    peaks = [record["mem/peak_gib"] for record in train if record.get("mem/peak_gib") is not None]
+    peaks = []
+    for record in train:
+        if record.get("mem/peak_gib") is not None:
+            peaks.append(record["mem/peak_gib"])
     rows = _columns(evaluations)
-    chosen = {column: best_row(evaluations[name]["rows"]) for column, name in study.best.items()}
-    rows |= {column: row for column, row in chosen.items() if row is not None}
+    chosen = {}
+    for column, name in study.best.items():
+        chosen[column] = best_row(evaluations[name]["rows"])
+    for column, row in chosen.items():
+        if row is not None:
+            rows[column] = row
     n_token = max((record.get("tokens", 0) for record in train + valid), default=0)
     per_token = starts[0].get("flops_per_token")
     return RunFigures(
@@ -143,7 +177,9 @@ def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFig
         tokens=n_token,
         seconds=seconds,
         peak_gib=max(peaks, default=None),
-        values={name: row[study.metric] for name, row in rows.items() if row[study.metric] is not None},
+        values={
+            name: row[study.metric] for name, row in rows.items() if row[study.metric] is not None
+        },
         nats={name: row["nats_per_token"] for name, row in rows.items()},
         curve=curve_of(records),
         source=_source(starts, evaluations.values()),
@@ -152,7 +188,11 @@ def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFig
         ms_per_step=1000 * seconds / n_step if n_step else None,
         cpu_seconds=_seconds(train, "speed/cpu_ms_per_step"),
         remembered=starts[0].get("remembered_floats"),
-        distances={name: row["loss_by_distance"] for name, row in rows.items() if row.get("loss_by_distance")},
+        distances={
+            name: row["loss_by_distance"]
+            for name, row in rows.items()
+            if row.get("loss_by_distance")
+        },
         processor=starts[0].get("processor"),
         validated=_validated(starts[0], valid),
         chosen={column: row["mem_len"] for column, row in chosen.items() if row is not None},
@@ -161,29 +201,49 @@ def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFig
     )
 
 
-def _validated(start: Mapping[str, Any], valid: Sequence[Mapping[str, Any]]) -> tuple[int, str, int]:
-    n_scored = valid[-1].get("scored_tokens", 0) if valid else 0
-    return n_scored, start.get("data", {}).get("dataset", ""), start.get("model", {}).get("n_token", 0)
+def _validated(
+    start: Mapping[str, Any], valid: Sequence[Mapping[str, Any]]
+) -> tuple[int, str, int]:
+    if valid:
+        n_scored = valid[-1].get("scored_tokens", 0)
+    else:
+        n_scored = 0
+    return (
+        n_scored,
+        start.get("data", {}).get("dataset", ""),
+        start.get("model", {}).get("n_token", 0),
+    )
 
 
 def _seconds(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The sum of what the updates took, not of the clock: a run may have been stopped for a night. None if a record
-    does not say."""
+    """The sum of what the updates took, not of the clock: a run may have been stopped for a night.
+    None if a record does not say.
+    """
     steps = [record["step"] for record in records]
     taken = [record.get(name) for record in records]
     if None in taken:
         return None
-    return sum((step - before) * ms / 1000 for before, step, ms in zip([0, *steps], steps, taken, strict=False))
+    return sum(
+        (step - before) * ms / 1000
+        for before, step, ms in zip([0, *steps], steps, taken, strict=False)
+    )
 
 
 def _source(starts: Sequence[Mapping[str, Any]], evaluations: Any) -> str:
-    """What the runs of a row have in common. A run that was resumed by other code is of both versions."""
+    """What the runs of a row have in common.
+
+    A run that was resumed by other code is of both versions.
+    """
     texts = {text for start in starts for text in start.get("texts", {}).values()}
     texts |= {text for one in evaluations for text in one.get("texts", {}).values()}
     codes = dict.fromkeys(
-        (start.get("git_commit") or start.get("txl") or "")[:7] + "+" * bool(start.get("git_dirty")) for start in starts
+        (start.get("git_commit") or start.get("txl") or "")[:7] + "+" * bool(start.get("git_dirty"))
+        for start in starts
     )
-    text = hashlib.sha256("".join(sorted(texts)).encode()).hexdigest()[:8] if texts else ""
+    if texts:
+        text = hashlib.sha256("".join(sorted(texts)).encode()).hexdigest()[:8]
+    else:
+        text = ""
     named = {"text": text, "code": " and ".join(filter(None, codes))}
     return ", ".join(f"{what} {value}" for what, value in named.items() if value)
 
@@ -194,8 +254,10 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def compared(study: Study, rows: Sequence[Row], noted: Sequence[Noted] = ()) -> list[Comparison]:
-    """The contrasts as they were noted; of a study without any, every row against that of the baseline of the same
-    source, in every column. p-values are corrected for all of these that were fixed before the first reading."""
+    """The contrasts as they were noted; of a study without any, every row against that of the
+    baseline of the same source, in every column. p-values are corrected for all of these that were
+    fixed before the first reading.
+    """
     return corrected(_contrasts(study, rows, noted) if noted else _against_baseline(study, rows))
 
 
@@ -205,11 +267,17 @@ def _contrasts(study: Study, rows: Sequence[Row], noted: Sequence[Noted]) -> lis
     for source in sources:
         losses = _losses(study, rows, source)
         for one in noted:
-            label = f"{one.name} ({source})" if len(sources) > 1 else one.name
+            if len(sources) > 1:
+                label = f"{one.name} ({source})"
+            else:
+                label = one.name
             result = _contrasted(label, "", losses, one.contrast)
             if one.metric != study.metric:
                 result = Comparison(label, "", 0)
-            note = "" if one.is_asked else "no longer in the study file"
+            if one.is_asked:
+                note = ""
+            else:
+                note = "no longer in the study file"
             found.append(replace(result, is_fixed=one.is_fixed, note=note))
     return found
 
@@ -235,29 +303,40 @@ Losses = Mapping[tuple[str, str], Mapping[int, Sequence[float]]]
 def _contrasted(label: str, column: str, losses: Losses, contrast: Contrast) -> Comparison:
     """A contrast in the model of all variants of which as much is known.
 
-    Readings of one variant are of one training, whose weights they share: they are put together first. What is pooled
-    is therefore the same for every variant: a loss in one column, or the difference of two columns.
+    Readings of one variant are of one training, whose weights they share: they are put together
+    first. What is pooled is therefore the same for every variant: a loss in one column, or the
+    difference of two columns.
     """
     parts: dict[str, dict[str, int]] = {}
     for sign, side in ((1, contrast.of), (-1, contrast.against)):
         for run, name in side:
             of_run = parts.setdefault(run, {})
             of_run[name] = of_run.get(name, 0) + sign
-    parts = {run: {name: n for name, n in sorted(of_run.items()) if n} for run, of_run in parts.items()}
+    parts = {
+        run: {name: n for name, n in sorted(of_run.items()) if n} for run, of_run in parts.items()
+    }
     parts = {run: of_run for run, of_run in parts.items() if of_run}
     if not parts:  # what is compared is the same
         return Comparison(label, column, 0)
-    weights = {run: 1.0 if next(iter(of_run.values())) > 0 else -1.0 for run, of_run in parts.items()}
-    kinds = {run: {name: weights[run] * n for name, n in of_run.items()} for run, of_run in parts.items()}
+    weights = {}
+    for run, of_run in parts.items():
+        weights[run] = math.copysign(1.0, next(iter(of_run.values())))
+    kinds = {
+        run: {name: weights[run] * n for name, n in of_run.items()} for run, of_run in parts.items()
+    }
     of_others = next(iter(kinds.values()))
     cells: dict[tuple[str, int], list[float]] = {}
     for run in dict.fromkeys(run for run, _ in losses):
         cells |= _cells(run, kinds.get(run, of_others), losses)
-    seeds = [{seed for run, seed in cells if run == one} for one in parts]
+    seeds = []
+    for one in parts:
+        seeds.append({seed for run, seed in cells if run == one})
     return comparison(label, column, len(set.intersection(*seeds)), estimate(cells, weights))
 
 
-def _cells(run: str, factors: Mapping[str, float], losses: Losses) -> dict[tuple[str, int], list[float]]:
+def _cells(
+    run: str, factors: Mapping[str, float], losses: Losses
+) -> dict[tuple[str, int], list[float]]:
     """What is compared of a variant, by variant and seed, of the seeds that have all columns."""
     columns = [losses.get((run, column), {}) for column in factors]
     cells = {}
@@ -273,23 +352,36 @@ def _cells(run: str, factors: Mapping[str, float], losses: Losses) -> dict[tuple
 
 def _losses(study: Study, rows: Sequence[Row], source: str) -> Losses:
     """What is compared, in the unit of `METRICS`, of the rows of one source."""
-    log = math.log if study.metric == "word_perplexity" else float
+    if study.metric == "word_perplexity":
+        log = math.log
+    else:
+        log = float
     losses: dict[tuple[str, str], dict[int, list[float]]] = {}
     for row in rows:
         for run in row.runs if row.source == source else ():
             for column, value in (run.nats if study.metric == "perplexity" else run.values).items():
-                losses.setdefault((row.variant, column), {}).setdefault(run.seed, []).append(log(value))
+                losses.setdefault((row.variant, column), {}).setdefault(run.seed, []).append(
+                    log(value)
+                )
     return losses
 
 
 def searches_of(study: Study, runs: Path) -> dict[str, dict[float, float]]:
-    """Of each variant, the validation losses of the values that a search has tried so far; infinite: it diverged."""
-    first = {task.variant: task for task in reversed(tasks(study, runs))}
-    return {name: losses_tried(study, first[name], runs) for name in study.variants} if study.search else {}
+    """Of each variant, the validation losses of the values that a search has tried so far;
+    infinite: it diverged.
+    """
+    first = {}
+    for task in reversed(tasks(study, runs)):
+        first[task.variant] = task
+    if study.search:
+        return {name: losses_tried(study, first[name], runs) for name in study.variants}
+    return {}
 
 
 class Rerun(NamedTuple):
-    """A training that was run again: by how much its losses differ from the first, in nats a token."""
+    """A training that was run again: by how much its losses differ from the
+    first, in nats a token.
+    """
 
     run: str
     seed: int
@@ -305,13 +397,17 @@ def reruns_of(rows: Sequence[Row]) -> list[Rerun]:
         for again in row.runs:
             if again.is_rerun and again.seed in first:
                 one = first[again.seed]
-                differences = {column: nats - one.nats[column] for column, nats in again.nats.items()}
+                differences = {}
+                for column, nats in again.nats.items():
+                    differences[column] = nats - one.nats[column]
                 found.append(Rerun(row.name, again.seed, (one.day, again.day), differences))
     return found
 
 
 class Bin(NamedTuple):
-    """Nats per token, mean and deviation over the seeds, of tokens `first` to `last` after the article's first one."""
+    """Nats per token, mean and deviation over the seeds, of tokens `first` to `last` after the
+    article's first one.
+    """
 
     first: int
     last: int
@@ -325,29 +421,43 @@ def by_distance(rows: Sequence[Row]) -> dict[tuple[str, str], list[Bin]]:
     found: dict[tuple[str, str], list[Bin]] = {}
     for row in rows:
         for column in columns_of([row]):
-            tables = [run.distances[column] for run in row.runs if column in run.distances]
+            tables = []
+            for run in row.runs:
+                if column in run.distances:
+                    tables.append(run.distances[column])
             for seeds in zip(*tables, strict=True):  # a bin has the same tokens with every seed
                 first, last, tokens = (seeds[0][key] for key in ("from", "to", "tokens"))
                 mean, deviation = mean_and_spread([one["nats_per_token"] for one in seeds])
-                found.setdefault((row.name, column), []).append(Bin(first, last, tokens, mean, deviation))
+                found.setdefault((row.name, column), []).append(
+                    Bin(first, last, tokens, mean, deviation)
+                )
     return found
 
 
 def validated_alike(rows: Sequence[Row]) -> bool:
-    """Whether the curves of all runs of one source are of the same tokens: of one vocabulary, and as many, since
-    `max_eval_steps` counts segments, and how many streams a segment holds tokens of differs by `memory`."""
-    found = {(row.source, run.validated) for row in rows for run in row.runs}
+    """Whether the curves of all runs of one source are of the same tokens: of one vocabulary, and
+    as many, since `max_eval_steps` counts segments, and how many streams a segment holds tokens of
+    differs by `memory`.
+    """
+    found = set()
+    for row in rows:
+        for run in row.runs:
+            found.add((row.source, run.validated))
     return len(found) == len({source for source, _ in found})
 
 
 def final_loss(runs: Sequence[RunFigures]) -> float | None:
     """The mean of the last validation losses."""
     last = [run.curve[-1][1] for run in runs if run.curve]
-    return mean_and_spread(last)[0] if last else None
+    if last:
+        return mean_and_spread(last)[0]
+    return None
 
 
 def tokens_until(run: RunFigures, nats: float) -> float | None:
-    """Tokens read until the validation loss reaches `nats`, interpolated between evaluations; None: it does not."""
+    """Tokens read until the validation loss reaches `nats`, interpolated between evaluations; None:
+    it does not.
+    """
     before: tuple[int, float] | None = None
     for tokens, loss in run.curve:
         if loss <= nats:

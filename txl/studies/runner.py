@@ -30,7 +30,8 @@ from txl.studies.search import best_value, loss_of, next_value, task_of, with_va
 from txl.training.config import TrainConfig
 from txl.training.metrics import RECORDS, curve_of
 
-DONE, LOG = "done.json", "log.txt"
+DONE = "done.json"
+LOG = "log.txt"
 """In the folder of a task: what has been done with which flags, and what its programs printed."""
 
 
@@ -43,7 +44,8 @@ class TaskError(Exception):
 
 
 class Choice(NamedTuple):
-    """Which trainings of a study are done now; empty: all. Second ones are left for a day on which all are.
+    """Which trainings of a study are done now; empty: all. Second ones are left for a day on which
+    all are.
 
     Attributes:
         variants, seeds: their names and seeds.
@@ -67,14 +69,20 @@ TRAINING = (DataConfig, TrainConfig, ModelConfig, Context)
 
 
 class _Programs(StopRequest):
-    """The programs that run now. A signal that asks this process to stop asks them too: they save and end."""
+    """The programs that run now.
+
+    A signal that asks this process to stop asks them too: they save and end.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._running: set[subprocess.Popen[Any]] = set()
 
     def run(self, line: list[str], **how: Any) -> int:
-        """The exit status of a program. Raises `StopNow` if it, or this process, was asked to stop."""
+        """The exit status of a program.
+
+        Raises `StopNow` if it, or this process, was asked to stop.
+        """
         program = subprocess.Popen(line, **how)
         self._running.add(program)
         if self.noted:  # between the two lines above
@@ -93,17 +101,26 @@ class _Programs(StopRequest):
 
 def require_flags(study: Study) -> None:
     """Raise `UsageError` if train.py or eval.py would refuse a flag of the study."""
-    lines: list[Any] = [(f"runs: {name}", flags, TRAINING) for name, flags in study.variants.items()]
+    lines: list[Any] = []
+    for name, flags in study.variants.items():
+        lines.append((f"runs: {name}", flags, TRAINING))
     if study.search is not None:
         short = study.search.flags
-        lines += [(f"search: {name}", {**flags, **short}, TRAINING) for name, flags in study.variants.items()]
+        for name, flags in study.variants.items():
+            lines.append((f"search: {name}", {**flags, **short}, TRAINING))
     for name, flags in study.evaluations.items():
-        lines.append((f"evaluations: {name}", flags, (*(SCORE if "text" in flags else EVAL), DataConfig)))
+        lines.append(
+            (f"evaluations: {name}", flags, (*(SCORE if "text" in flags else EVAL), DataConfig))
+        )
     for name, flags, configs in lines:
         try:
             typed = read_flags(words(flags, Path("run")), *configs, description="")
             typed.pop("cutoffs", None)  # of which the vocabulary decides
-            of_model = {ModelConfig, Context} if "init_from" in typed else set()  # whose own settings are not known
+            # whose own settings are not known
+            if "init_from" in typed:
+                of_model = {ModelConfig, Context}
+            else:
+                of_model = set()
             for config in configs:
                 if config not in of_model:
                     build(config, typed)
@@ -148,7 +165,10 @@ def run_study(study: Study, runs: Path, *, jobs: int, only: Choice = ALL) -> dic
 
 @contextmanager
 def _alone(task: Task, programs: _Programs) -> Iterator[Lock]:
-    """The folder of a task, with nobody else in it. What another runner has done there is then found done."""
+    """The folder of a task, with nobody else in it.
+
+    What another runner has done there is then found done.
+    """
     if programs.noted:
         raise StopNow(programs.noted)
     task.folder.mkdir(parents=True, exist_ok=True)
@@ -185,22 +205,35 @@ def _train(task: Task, program: Callable[[list[str]], None]) -> None:
     program(["train", "--work_dir", str(run), "--resume", *words(task.flags, run)])
 
 
-def _evaluate(task: Task, name: str, flags: Flags, program: Callable[[list[str]], None]) -> dict[str, Any]:
-    """Evaluate a run: what is noted of it. The nats of each token of a split are kept beside the JSON file."""
-    run, path = task.folder / "run", task.folder / f"{slug(name)}.json"
+def _evaluate(
+    task: Task, name: str, flags: Flags, program: Callable[[list[str]], None]
+) -> dict[str, Any]:
+    """Evaluate a run: what is noted of it.
+
+    The nats of each token of a split are kept beside the JSON file.
+    """
+    run = task.folder / "run"
+    path = task.folder / f"{slug(name)}.json"
     line = ["eval", "--work_dir", str(run), "--json", str(path)]
     if keeps_losses(flags, task.flags):
         line += ["--token_losses", str(path.with_suffix(".npz"))]
     program([*line, *words(flags, run)])
     results = read_json(path)
-    noted = {key: results[key] for key in ("rows", "texts", "checkpoint", "weights") if key in results}
+    noted = {}
+    for key in ("rows", "texts", "checkpoint", "weights"):
+        if key in results:
+            noted[key] = results[key]
     return {"flags": flags, "texts": {}, **noted}
 
 
 def keeps_losses(flags: Flags, of_training: Flags) -> bool:
-    """Whether the tokens of an evaluation have a place in a split: those of --text and of sentences that are dealt to
-    streams have none."""
-    dealt = of_training.get("dataset") == "lm1b" and flags.get("convention") in ("original", "huggingface")
+    """Whether the tokens of an evaluation have a place in a split: those of --text and of sentences
+    that are dealt to streams have none.
+    """
+    dealt = of_training.get("dataset") == "lm1b" and flags.get("convention") in (
+        "original",
+        "huggingface",
+    )
     return "text" not in flags and not dealt
 
 
@@ -208,18 +241,24 @@ def _searched(study: Study, task: Task, runs: Path, n_thread: int, programs: _Pr
     """The task with the value that a search finds, or has found, if the study asks for one."""
     if study.search is None:
         return task
-    search, losses = study.search, losses_tried(study, task, runs)
+    search = study.search
+    losses = losses_tried(study, task, runs)
     while (value := next_value(task.flags[search.of], search.factor, losses)) is not None:
         short = task_of(task, search, value, runs)
         losses[value] = _try(short, n_thread, programs)
     best = best_value(losses)
     if math.isinf(losses[best]):
-        raise TaskError(f"search: {search.of} of {task.variant}: no training stayed finite; give a smaller first value")
+        raise TaskError(
+            f"search: {search.of} of {task.variant}: no training stayed finite; give a smaller"
+            " first value"
+        )
     return with_value(task, search, best)
 
 
 def _try(short: Task, n_thread: int, programs: _Programs) -> float:
-    """The last validation loss of a short training, which is trained if it has not been; infinite if it diverges."""
+    """The last validation loss of a short training, which is trained if it has not been; infinite
+    if it diverges.
+    """
     with _alone(short, programs) as lock:
         if (loss := loss_of(finished(short))) is not None:
             return loss
@@ -242,7 +281,9 @@ def _try(short: Task, n_thread: int, programs: _Programs) -> float:
 def _last_loss(path: Path) -> float:
     curve = curve_of(read_json_lines(path))
     if not curve:
-        raise TaskError(f"{path}: no validation; let eval_interval of [search.train] be at most its max_step")
+        raise TaskError(
+            f"{path}: no validation; let eval_interval of [search.train] be at most its max_step"
+        )
     return curve[-1][1]
 
 
@@ -251,7 +292,9 @@ def losses_tried(study: Study, task: Task, runs: Path) -> dict[float, float]:
     losses: dict[float, float] = {}
     if study.search is None:
         return losses
-    while (value := next_value(task.flags[study.search.of], study.search.factor, losses)) is not None:
+    while (
+        value := next_value(task.flags[study.search.of], study.search.factor, losses)
+    ) is not None:
         loss = loss_of(finished(task_of(task, study.search, value, runs)))
         if loss is None:
             break
@@ -270,21 +313,31 @@ def as_trained(study: Study, task: Task, runs: Path) -> Task | None:
 
 
 def finished(task: Task) -> dict[str, Any]:
-    """What has been done: `train` (its flags) and `evaluations` (flags and rows by name); empty before the training."""
+    """What has been done: `train` (its flags) and `evaluations` (flags and rows by name); empty
+    before the training.
+    """
     try:
         done = read_json(task.folder / DONE)
     except (OSError, ValueError):
         return {}
-    return done if isinstance(done, dict) else {}
+    if isinstance(done, dict):
+        return done
+    return {}
 
 
 def unevaluated(study: Study, done: Mapping[str, Any]) -> dict[str, Flags]:
     """The evaluations of the study that have not been made, or with other flags."""
     noted = done.get("evaluations", {})
-    return {name: flags for name, flags in study.evaluations.items() if noted.get(name, {}).get("flags") != flags}
+    missing = {}
+    for name, flags in study.evaluations.items():
+        if noted.get(name, {}).get("flags") != flags:
+            missing[name] = flags
+    return missing
 
 
-def _program(task: Task, line: list[str], *, programs: _Programs, n_thread: int, lock: Lock) -> None:
+def _program(
+    task: Task, line: list[str], *, programs: _Programs, n_thread: int, lock: Lock
+) -> None:
     """Run a program of txl with what it prints in the log. Raises `TaskError` if it fails."""
     log = task.folder / LOG
     environment = {"OMP_NUM_THREADS": str(n_thread)} | os.environ
@@ -297,7 +350,13 @@ def _program(task: Task, line: list[str], *, programs: _Programs, n_thread: int,
             pass_fds=[lock.descriptor],
         )
     if status:
-        lines = [text for text in log.read_text(encoding="utf-8", errors="replace").splitlines() if text.strip()]
-        last = lines[-1] if lines else f"ended with status {status}; see {log}"
+        lines = []
+        for text in log.read_text(encoding="utf-8", errors="replace").splitlines():
+            if text.strip():
+                lines.append(text)
+        if lines:
+            last = lines[-1]
+        else:
+            last = f"ended with status {status}; see {log}"
         name = f"txl {line[0]}"
         raise TaskError(last if last.startswith(f"{name}: ") else f"{name}: {last}")

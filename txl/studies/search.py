@@ -1,4 +1,6 @@
-"""A search of one flag before the trainings: the same for every variant, by short trainings of one seed."""
+"""A search of one flag before the trainings: the same for every variant, by short trainings of one
+seed.
+"""
 
 import hashlib
 import json
@@ -17,8 +19,9 @@ MOST = 7
 def next_value(first: float, factor: float, losses: Mapping[float, float]) -> float | None:
     """The value to try next, given the losses of those that were tried; None: the best is known.
 
-    The first three are `first`, and it divided by and times `factor`. While the best is the smallest or the largest
-    of all, the next lies beyond it, so that the best has a worse one on both sides in the end.
+    The first three are `first`, and it divided by and times `factor`. While the best is the
+    smallest or the largest of all, the next lies beyond it, so that the best has a worse one on
+    both sides in the end.
     """
     for value in (first, first / factor, first * factor):
         if _rounded(value) not in losses:
@@ -28,7 +31,9 @@ def next_value(first: float, factor: float, losses: Mapping[float, float]) -> fl
         return None
     if best == min(losses):
         return _rounded(best / factor)
-    return _rounded(best * factor) if best == max(losses) else None
+    if best == max(losses):
+        return _rounded(best * factor)
+    return None
 
 
 def best_value(losses: Mapping[float, float]) -> float:
@@ -42,11 +47,14 @@ def _rounded(value: float) -> float:
 
 
 def task_of(task: Task, search: Search, value: float, runs: Path) -> Task:
-    """The short training of a variant with a value. Its folder is named by its flags, so that variants which differ in
-    nothing else than their length share it."""
+    """The short training of a variant with a value. Its folder is named by its flags, so that
+    variants which differ in nothing else than their length share it.
+    """
     flags = {**task.flags, **search.flags, search.of: value, "seed": search.seed}
     digest = hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()[:16]
-    return Task(f"{task.variant}, {search.of} {value:g}", search.seed, flags, runs / "search" / digest)
+    return Task(
+        f"{task.variant}, {search.of} {value:g}", search.seed, flags, runs / "search" / digest
+    )
 
 
 def with_value(task: Task, search: Search, value: float) -> Task:
@@ -55,7 +63,11 @@ def with_value(task: Task, search: Search, value: float) -> Task:
 
 
 def loss_of(done: Mapping[str, Any]) -> float | None:
-    """The loss of a short training that is done: infinite if it did not stay finite; None: it is not done."""
+    """The loss of a short training that is done: infinite if it did not stay finite; None: it is
+    not done.
+    """
     if "valid_nats" not in done:
         return None
-    return math.inf if done["valid_nats"] is None else done["valid_nats"]
+    if done["valid_nats"] is None:
+        return math.inf
+    return done["valid_nats"]

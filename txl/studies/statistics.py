@@ -1,5 +1,6 @@
-"""What differs from chance: contrasts in one model of arms and seeds, with intervals, and a correction for their
-number."""
+"""What differs from chance: contrasts in one model of arms and seeds, with intervals, and a
+correction for their number.
+"""
 
 import math
 import statistics
@@ -24,15 +25,18 @@ class Comparison:
         run: the variant, or the name of the contrast.
         column: empty for a contrast.
         seeds: those that all sides have.
-        difference: in the unit of the study's metric, None without such a seed; below 0: better than the other side.
-        low, high: its 95 % confidence interval, by Student's t; None without degrees of freedom.
+        difference: in the unit of the study's metric, None without such a seed; below 0: better
+        than the other side. low, high: its 95 % confidence interval, by Student's t; None without
+        degrees of freedom.
         p: of Student's t-test, two-sided.
         p_holm: the same, corrected for the number of comparisons; see `corrected`.
-        spread: the residual deviation of a loss around arm and seed, pooled over all arms; see `estimate`.
+        spread: the residual deviation of a loss around arm and seed, pooled over all arms; see
+            `estimate`.
         freedom: its degrees of freedom.
         error: the standard error of the difference.
         detectable: the difference that four of five studies like this would show; see `corrected`.
-        is_fixed: it was noted before the first of its readings; else it is exploratory, and has no corrected p-value.
+        is_fixed: it was noted before the first of its readings; else it is exploratory, and has no
+            corrected p-value.
         note: what is to be known besides, empty: nothing.
     """
 
@@ -53,7 +57,10 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """In words. A large p does not say that two variants are alike: few seeds show large differences only."""
+        """In words.
+
+        A large p does not say that two variants are alike: few seeds show large differences only.
+        """
         if self.difference is None:
             return "no figures"
         if self.p is None:
@@ -61,7 +68,11 @@ class Comparison:
         if not self.is_fixed:
             return "exploratory"
         assert self.p_holm is not None
-        return "not shown" if self.p_holm >= ALPHA else "better" if self.difference < 0 else "worse"
+        if self.p_holm >= ALPHA:
+            return "not shown"
+        if self.difference < 0:
+            return "better"
+        return "worse"
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
@@ -71,7 +82,10 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference with its standard error; see `estimate`. `error` and `spread` are NaN without degrees of freedom."""
+    """A difference with its standard error; see `estimate`.
+
+    `error` and `spread` are NaN without degrees of freedom.
+    """
 
     difference: float
     error: float
@@ -84,11 +98,12 @@ def estimate(cells: Cells, weights: Mapping[str, float]) -> Estimate | None:
 
         loss of an arm and a seed = mean of the arm + effect of the seed + residual
 
-    The residual deviation is pooled over all arms of `cells`, those without a weight too. Effects of seeds, which sum
-    to 0, are estimated only if the weights do: they then cancel, and a comparison is paired by seed. Else, as for the
-    difference of two readings of one training, they are a part of the residual. With two arms this is Student's paired
-    t-test. A training that was run again is one more loss of its arm and seed, so that the deviation holds what a
-    rerun differs by.
+    The residual deviation is pooled over all arms of `cells`, those without a weight too. Effects
+    of seeds, which sum to 0, are estimated only if the weights do: they then cancel, and a
+    comparison is paired by seed. Else, as for the difference of two readings of one training, they
+    are a part of the residual. With two arms this is Student's paired t-test. A training that was
+    run again is one more loss of its arm and seed, so that the deviation holds what a rerun differs
+    by.
 
     Args:
         cells: losses by arm and seed; an arm may lack seeds.
@@ -101,14 +116,20 @@ def estimate(cells: Cells, weights: Mapping[str, float]) -> Estimate | None:
         return None
     seeds = sorted({seed for _, seed in cells})
     is_paired = abs(math.fsum(weights.values())) < 1e-9
-    effects = seeds[1:] if is_paired else []
-    rows, losses = [], []
+    if is_paired:
+        effects = seeds[1:]
+    else:
+        effects = []
+    rows = []
+    losses = []
     for (arm, seed), values in cells.items():
         row = [float(arm == one) for one in arms]
-        row += [float(seed == one) - float(seed == seeds[0]) for one in effects]
+        for one in effects:
+            row.append(float(seed == one) - float(seed == seeds[0]))
         rows += [row] * len(values)
         losses += values
-    design, y = np.array(rows), np.array(losses)
+    design = np.array(rows)
+    y = np.array(losses)
     w = np.array([weights.get(arm, 0.0) for arm in arms] + [0.0] * len(effects))
     inverse = np.linalg.pinv(design)
     through = w @ inverse  # the difference is through @ y
@@ -116,7 +137,10 @@ def estimate(cells: Cells, weights: Mapping[str, float]) -> Estimate | None:
         return None
     freedom = len(y) - int(np.linalg.matrix_rank(design))
     residual = y - design @ (inverse @ y)
-    spread = math.sqrt(float(residual @ residual) / freedom) if freedom else math.nan
+    if freedom:
+        spread = math.sqrt(float(residual @ residual) / freedom)
+    else:
+        spread = math.nan
     return Estimate(float(through @ y), spread * float(np.linalg.norm(through)), spread, freedom)
 
 
@@ -129,7 +153,10 @@ def comparison(run: str, column: str, seeds: int, found: Estimate | None) -> Com
     from scipy.stats import t  # an extra
 
     half = float(t.ppf(1 - ALPHA / 2, found.freedom)) * found.error
-    p = float(2 * t.sf(abs(found.difference) / found.error, found.freedom)) if found.error else 0.0
+    if found.error:
+        p = float(2 * t.sf(abs(found.difference) / found.error, found.freedom))
+    else:
+        p = 0.0
     return Comparison(
         run,
         column,
@@ -145,11 +172,14 @@ def comparison(run: str, column: str, seeds: int, found: Estimate | None) -> Com
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons with `p_holm`, by the step-down method of Holm (1979): with m p-values in ascending order, the
-    i-th, counted from 0, becomes the largest of (m - j) p_j over j <= i, at most 1. Those that were not fixed before
-    their first reading are left out. `detectable` is at the level of the first step, ALPHA / m."""
+    """The comparisons with `p_holm`, by the step-down method of Holm (1979): with m p-values in
+    ascending order, the i-th, counted from 0, becomes the largest of (m - j) p_j over j <= i, at
+    most 1. Those that were not fixed before their first reading are left out. `detectable` is at
+    the level of the first step, ALPHA / m.
+    """
     tested = sorted((c.p, i) for i, c in enumerate(comparisons) if c.p is not None and c.is_fixed)
-    found, highest = list(comparisons), 0.0
+    found = list(comparisons)
+    highest = 0.0
     for rank, (p, i) in enumerate(tested):
         highest = min(1.0, max(highest, (len(tested) - rank) * p))
         one = found[i]
@@ -161,8 +191,10 @@ def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def detectable(error: float, freedom: int, *, level: float) -> float:
-    """The smallest difference that a two-sided t-test at this level shows with probability `POWER`, given its standard
-    error: the noncentral t distribution says how often t exceeds its critical value, on the side of the difference."""
+    """The smallest difference that a two-sided t-test at this level shows with probability `POWER`,
+    given its standard error: the noncentral t distribution says how often t exceeds its critical
+    value, on the side of the difference.
+    """
     from scipy.stats import nct, t  # an extra
 
     critical = float(t.ppf(1 - level / 2, freedom))
@@ -170,9 +202,11 @@ def detectable(error: float, freedom: int, *, level: float) -> float:
     def power(noncentrality: float) -> float:
         return float(nct.sf(critical, freedom, noncentrality))
 
-    low, high = 0.0, 2.0
+    low = 0.0
+    high = 2.0
     while power(high) < POWER:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     for _ in range(40):  # to a share of 1e-12
         middle = (low + high) / 2
         low, high = (middle, high) if power(middle) < POWER else (low, middle)

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from txl.studies.plan import METRICS, Search, Study
-from txl.studies.results import Row, RunFigures, by_distance, columns_of, final_loss, tokens_until, validated_alike
+from txl.studies.results import (
+    Row,
+    RunFigures,
+    by_distance,
+    columns_of,
+    final_loss,
+    tokens_until,
+    validated_alike,
+)
 from txl.studies.search import best_value
 from txl.studies.statistics import Comparison, mean_and_spread
 
@@ -19,27 +27,62 @@ class Table(NamedTuple):
 
 
 def figures_table(study: Study, rows: Sequence[Row]) -> Table:
-    """A row of the study a row: mean and standard deviation over its seeds in each column, and what it has cost."""
+    """A row of the study a row: mean and standard deviation over its seeds in each column, and what
+    it has cost.
+    """
     columns = columns_of(rows)
-    baselines = [row for row in rows if row.variant == study.baseline] if validated_alike(rows) else []
+    if validated_alike(rows):
+        baselines = []
+        for row in rows:
+            if row.variant == study.baseline:
+                baselines.append(row)
+    else:
+        baselines = []
     goals = {row.source: final_loss(row.runs) for row in baselines}
-    header = ["run", "seeds", *columns, "parameters", "in layers", "tokens", "tokens to the baseline's loss"]
+    header = [
+        "run",
+        "seeds",
+        *columns,
+        "parameters",
+        "in layers",
+        "tokens",
+        "tokens to the baseline's loss",
+    ]
     header += ["remembered floats", "operations", "CPU seconds", "seconds", "ms a step", "peak GiB"]
     cells = []
     for row in rows:
         if not row.runs:
             cells.append([row.name, "0", *[""] * (len(header) - 2)])
             continue
-        peaks = [run.peak_gib for run in row.runs if run.peak_gib is not None]
+        peaks = []
+        for run in row.runs:
+            if run.peak_gib is not None:
+                peaks.append(run.peak_gib)
         tokens = _mean([run.tokens for run in row.runs])
-        until = tokens if row.variant == study.baseline else _tokens_until(row.runs, goals.get(row.source))
+        if row.variant == study.baseline:
+            until = tokens
+        else:
+            until = _tokens_until(row.runs, goals.get(row.source))
         cells.append(
             [
-                *(row.name, _seeds(row.runs), *(_plus_minus(row.runs, column) for column in columns)),
-                *(_mean([run.parameters for run in row.runs]), _mean([run.parameters_in_layers for run in row.runs])),
+                *(
+                    row.name,
+                    _seeds(row.runs),
+                    *(_plus_minus(row.runs, column) for column in columns),
+                ),
+                *(
+                    _mean([run.parameters for run in row.runs]),
+                    _mean([run.parameters_in_layers for run in row.runs]),
+                ),
                 *(tokens, until, _mean([run.remembered for run in row.runs])),
-                *(_mean([run.operations for run in row.runs], ".2e"), _mean([run.cpu_seconds for run in row.runs])),
-                *(_mean([run.seconds for run in row.runs]), _mean([run.ms_per_step for run in row.runs], ",.1f")),
+                *(
+                    _mean([run.operations for run in row.runs], ".2e"),
+                    _mean([run.cpu_seconds for run in row.runs]),
+                ),
+                *(
+                    _mean([run.seconds for run in row.runs]),
+                    _mean([run.ms_per_step for run in row.runs], ",.1f"),
+                ),
                 f"{max(peaks):.2f}" if peaks else "",
             ]
         )
@@ -55,27 +98,43 @@ def _seeds(runs: Sequence[RunFigures]) -> str:
 def _tokens_until(runs: Sequence[RunFigures], goal: float | None) -> str:
     reached = [n for run in runs if goal is not None and (n := tokens_until(run, goal)) is not None]
     if not reached:
-        return "" if goal is None else "not reached"
-    return _mean(reached) + (f" ({len(reached)} of {len(runs)})" if len(reached) < len(runs) else "")
+        if goal is None:
+            return ""
+        return "not reached"
+    return _mean(reached) + (
+        f" ({len(reached)} of {len(runs)})" if len(reached) < len(runs) else ""
+    )
 
 
 def _plus_minus(runs: Sequence[RunFigures], column: str) -> str:
-    values = [run.values[column] for run in runs if column in run.values]
+    values = []
+    for run in runs:
+        if column in run.values:
+            values.append(run.values[column])
     if not values:
         return ""
     mean, spread = mean_and_spread(values)
-    return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
+    if spread is None:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ± {spread:.2f}"
 
 
 def _mean(values: Sequence[float | None], how: str = ",.0f") -> str:
     known = [value for value in values if value is not None]
-    return format(mean_and_spread(known)[0], how) if known else ""
+    if known:
+        return format(mean_and_spread(known)[0], how)
+    return ""
 
 
 def comparisons_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
-    """A comparison a row: the interval, then the p-values, then what a difference would have to be to be shown."""
+    """A comparison a row: the interval, then the p-values, then what a difference would have to be
+    to be shown.
+    """
     has_contrasts = not any(c.column for c in comparisons)
-    names = ["contrast"] if has_contrasts else ["run", "column"]
+    if has_contrasts:
+        names = ["contrast"]
+    else:
+        names = ["run", "column"]
     against = METRICS[study.metric] + ("" if has_contrasts else f" against {study.baseline}")
     header = [*names, "seeds", against, "95 % interval", "p", "p (Holm)", "detectable", "verdict"]
     return Table(
@@ -98,49 +157,86 @@ def search_table(search: Search, searches: Mapping[str, Mapping[float, float]]) 
     """Of each variant the values that were tried with their validation losses, and the best."""
     cells = []
     for name, losses in searches.items():
-        tried = [f"{value:g}: {losses[value]:.4f}" for value in sorted(losses)]
+        tried = []
+        for value in sorted(losses):
+            tried.append(f"{value:g}: {losses[value]:.4f}")
         cells.append([name, f"{best_value(losses):g}" if losses else "", "; ".join(tried)])
     return Table(["run", f"best {search.of}", "valid nats per token"], cells)
 
 
 def numbers(rows: Sequence[Row]) -> Table:
-    """For programs: mean, standard deviation and each seed of every column, and the cost of each run, unrounded."""
+    """For programs: mean, standard deviation and each seed of every column, and the cost of each
+    run, unrounded.
+    """
     seeds = list(dict.fromkeys(run.label for row in rows for run in row.runs))
-    costs = ("parameters", "parameters_in_layers", "tokens", "remembered", "operations", "cpu_seconds", "seconds")
+    costs = (
+        "parameters",
+        "parameters_in_layers",
+        "tokens",
+        "remembered",
+        "operations",
+        "cpu_seconds",
+        "seconds",
+    )
     costs += ("ms_per_step", "peak_gib")
     header = ["run", "source", "column", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
     cells = []
     for row in rows:
-        found = {column: {run.label: run.values.get(column) for run in row.runs} for column in columns_of([row])}
-        found |= {name: {run.label: getattr(run, name) for run in row.runs} for name in costs if row.runs}
+        found = {}
+        for column in columns_of([row]):
+            found[column] = {run.label: run.values.get(column) for run in row.runs}
+        for name in costs:
+            if row.runs:
+                found[name] = {run.label: getattr(run, name) for run in row.runs}
         for column, by_seed in found.items():
-            known = [value for value in by_seed.values() if value is not None]
-            summary = mean_and_spread(known) if known else (None, None)
+            known = []
+            for value in by_seed.values():
+                if value is not None:
+                    known.append(value)
+            if known:
+                summary = mean_and_spread(known)
+            else:
+                summary = (None, None)
             values = [*summary, *(by_seed.get(seed) for seed in seeds)]
-            cells.append([row.name, row.source, column, *("" if v is None else repr(v) for v in values)])
+            cells.append(
+                [row.name, row.source, column, *("" if v is None else repr(v) for v in values)]
+            )
     return Table(header, cells)
 
 
 def curves(rows: Sequence[Row]) -> Table:
     """Every validation loss of every run."""
-    points = [[row.name, run.label, str(n), repr(nats)] for row in rows for run in row.runs for n, nats in run.curve]
+    points = []
+    for row in rows:
+        for run in row.runs:
+            for n, nats in run.curve:
+                points.append([row.name, run.label, str(n), repr(nats)])
     return Table(["run", "seed", "tokens", "valid nats per token"], points)
 
 
 def distances(rows: Sequence[Row]) -> Table:
-    """Every mean loss by distance to the beginning of the article; `from` and `to` are inclusive."""
-    cells = [
-        [*names, *map(str, (one.first, one.last, one.tokens)), *("" if x is None else repr(x) for x in one[3:])]
-        for names, bins in by_distance(rows).items()
-        for one in bins
-    ]
+    """Every mean loss by distance to the beginning of the article; `from` and
+    `to` are inclusive.
+    """
+    cells = []
+    for names, bins in by_distance(rows).items():
+        for one in bins:
+            cells.append(
+                [
+                    *names,
+                    *map(str, (one.first, one.last, one.tokens)),
+                    *("" if x is None else repr(x) for x in one[3:]),
+                ]
+            )
     return Table(["run", "column", "from", "to", "tokens", "nats per token", "deviation"], cells)
 
 
 def as_markdown(table: Table) -> str:
     """A table in Markdown."""
     lines = [table.header, ["---"] * len(table.header), *table.rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
 
 
 def as_csv(table: Table) -> str:
@@ -162,5 +258,11 @@ def as_latex(table: Table) -> str:
 
 _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "±": r"$\pm$", "|": r"$|$"}
+    | {
+        "\\": r"\textbackslash{}",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "±": r"$\pm$",
+        "|": r"$|$",
+    }
 )

@@ -11,25 +11,45 @@ from txl.runtime.distributed import is_in_shards, local
 
 
 class WeightAverage:
-    """average <- d average + (1 - d) weights after update n, with d = min(decay, (1 + n) / (10 + n)), so that the
-    random initial weights lose their influence soon. Starts as the weights of the model; `decay` 0 keeps no average."""
+    """average <- d average + (1 - d) weights after update n, with d = min(decay, (1 + n) / (10 +
+    n)), so that the random initial weights lose their influence soon. Starts as the weights of the
+    model; `decay` 0 keeps no average.
+    """
 
     def __init__(self, model: TransformerXL, decay: float) -> None:
-        self._model, self._decay = model, decay
-        self._average = [p.detach().clone() for p in model.parameters()] if decay else []
+        self._model = model
+        self._decay = decay
+        if decay:
+            self._average = [p.detach().clone() for p in model.parameters()]
+        else:
+            self._average = []
 
     def trained(self) -> dict[str, Tensor]:
-        """The current weights, which go into the optimizer's state when a checkpoint's model is their average."""
-        named = self._model.named_parameters() if self._average else ()
+        """The current weights, which go into the optimizer's state when a checkpoint's model is
+        their average.
+        """
+        if self._average:
+            named = self._model.named_parameters()
+        else:
+            named = ()
         # `in_use` replaces the tensors of whole weights and writes into shards
-        return {f"{name}:trained": p.detach().clone() if is_in_shards(p) else p.detach() for name, p in named}
+        tensors = {}
+        for name, p in named:
+            tensors[f"{name}:trained"] = p.detach().clone() if is_in_shards(p) else p.detach()
+        return tensors
 
     def take_trained(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Put these weights back into the model and return the rest of the state. Raises `ValueError` if they are not
-        the model's."""
-        trained = {key.removesuffix(":trained"): x for key, x in state.items() if key.endswith(":trained")}
+        """Put these weights back into the model and return the rest of the state. Raises
+        `ValueError` if they are not the model's.
+        """
+        trained = {}
+        for key, x in state.items():
+            if key.endswith(":trained"):
+                trained[key.removesuffix(":trained")] = x
         own = dict(self._model.named_parameters())
-        if trained and {name: x.shape for name, x in trained.items()} != {name: p.shape for name, p in own.items()}:
+        if trained and {name: x.shape for name, x in trained.items()} != {
+            name: p.shape for name, p in own.items()
+        }:
             raise ValueError("holds weights that are not those of the model")
         with torch.no_grad():
             for name, x in trained.items():
@@ -55,8 +75,10 @@ class WeightAverage:
     def _exchange(self) -> None:
         if self._average:
             for i, p in enumerate(self._model.parameters()):
-                if is_in_shards(p):  # all-gathers read the memory that the shard has had from the beginning
-                    mine, average = local(p), local(self._average[i])
+                # all-gathers read the memory that the shard has had from the beginning
+                if is_in_shards(p):
+                    mine = local(p)
+                    average = local(self._average[i])
                     trained = mine.clone()
                     mine.copy_(average)
                     average.copy_(trained)

@@ -4,7 +4,18 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from txl.config import ATTN_IMPL_HELP, DEVICE_HELP, KEEP_MIB, SEED, SIZE, AttnImpl, Checked, Dtype, option, require
+from txl.config import (
+    ATTN_IMPL_HELP,
+    DEVICE_HELP,
+    KEEP_MIB,
+    SEED,
+    SIZE,
+    AttnImpl,
+    Checked,
+    Dtype,
+    option,
+    require,
+)
 
 ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
 
@@ -16,24 +27,31 @@ class TrainConfig(Checked):
     work_dir: str = option("runs/txl", "run directory: checkpoints and logs", section="run")
     resume: bool | int = option(
         False,
-        "continue from the last complete checkpoint in --work_dir, if there is one; with a number, from that step's",
+        "continue from the last complete checkpoint in --work_dir, if there is one; with a number,"
+        " from that step's",
     )
     init_from: str | None = option(
         None,
-        "start from the weights, vocabulary and lengths of this trained model (whatever eval.py takes as --work_dir), "
-        "with a new optimizer and schedule",
+        "start from the weights, vocabulary and lengths of this trained model (whatever eval.py"
+        " takes as --work_dir), with a new optimizer and schedule",
     )
     vocabulary: str | None = option(
         None,
         "file of the words of another program's checkpoint, where they are not beside the weights",
         when=("init_from",),
     )
-    overwrite: bool = option(False, "start over in a directory that holds a run; its checkpoints are deleted")
+    overwrite: bool = option(
+        False, "start over in a directory that holds a run; its checkpoints are deleted"
+    )
     seed: int = option(1111, "random seed", **SEED)
     max_step: int = option(100000, "number of updates", minimum=1)
-    max_hours: float | None = option(None, "save and stop this many hours after this start", above=0)
+    max_hours: float | None = option(
+        None, "save and stop this many hours after this start", above=0
+    )
     log_interval: int = option(200, "updates between two log lines", minimum=1)
-    save_interval: int | None = option(None, "updates between two checkpoints (not given: --eval_interval)", minimum=1)
+    save_interval: int | None = option(
+        None, "updates between two checkpoints (not given: --eval_interval)", minimum=1
+    )
     async_save: bool = option(False, "write checkpoints in the background, from a copy in host RAM")
     keep_last: int = option(1, "checkpoints kept besides the best one", minimum=1)
     target_perplexity: float | None = option(
@@ -42,25 +60,31 @@ class TrainConfig(Checked):
     target_throughput: float | None = option(
         None, "exit with status 1 if training is slower than this, in tokens per second", above=0
     )
-    batch_size: int = option(60, "streams of text read in parallel, over all processes", section="batch", **SIZE)
-    local_batch_size: int | None = option(None, "streams per process, instead of --batch_size", **SIZE)
+    batch_size: int = option(
+        60, "streams of text read in parallel, over all processes", section="batch", **SIZE
+    )
+    local_batch_size: int | None = option(
+        None, "streams per process, instead of --batch_size", **SIZE
+    )
     batch_chunk: int = option(1, "compute the batch in this many parts, to save memory", **SIZE)
     memory_parts: int | None = option(
         None,
-        "read a segment in this many parts, through which the gradient of what is remembered flows (not given: 4 with "
-        "memories that learn from it what to write, else 1)",
+        "read a segment in this many parts, through which the gradient of what is remembered flows"
+        " (not given: 4 with memories that learn from it what to write, else 1)",
         **SIZE,
     )
     draw_mem_len: int = option(
         0,
-        "draw the length of the memory anew every so many updates, from 0 to --mem_len (0: it is always --mem_len)",
+        "draw the length of the memory anew every so many updates, from 0 to --mem_len (0: it is"
+        " always --mem_len)",
         minimum=0,
     )
     varlen: bool = option(False, "segments of varying length, drawn as in the 2019 code")
     roll: bool = option(False, "rotate each stream by a random offset in every epoch")
     reset: Literal["never", "document"] = option(
         "never",
-        "document: tokens attend to their own document only, which begins in WikiText at a heading like = Title =",
+        "document: tokens attend to their own document only, which begins in WikiText at a heading"
+        " like = Title =",
     )
     optim: Literal["adam", "adamw", "sgd", "adagrad", "lamb", "muon"] = option(
         "adam",
@@ -69,38 +93,57 @@ class TrainConfig(Checked):
     )
     muon_positions: bool = option(
         False,
-        "muon updates the projections of position features (r_net) too, as in version 0.2; longer memories then hurt",
+        "muon updates the projections of position features (r_net) too, as in version 0.2; longer"
+        " memories then hurt",
         when=("optim", "muon"),
     )
     lr: float = option(0.00025, "peak learning rate", above=0)
     mom: float = option(0.0, "momentum", when=("optim", "sgd"), minimum=0, below=1)
     beta1: float = option(0.9, "decay of the average of gradients", when=ADAMS, minimum=0, below=1)
-    beta2: float = option(0.999, "decay of the average of squared gradients", when=ADAMS, minimum=0, below=1)
+    beta2: float = option(
+        0.999, "decay of the average of squared gradients", when=ADAMS, minimum=0, below=1
+    )
     epsilon: float | None = option(
-        None, "added to the denominator of the update (not given: 1e-8; lamb: 1e-6)", when=ADAMS, above=0
+        None,
+        "added to the denominator of the update (not given: 1e-8; lamb: 1e-6)",
+        when=ADAMS,
+        above=0,
     )
     weight_decay: float = option(0.0, "weight decay", minimum=0)
     ema: float = option(
         0.0,
-        "decay of an exponential moving average of the weights, which is evaluated and saved in their place (0: none); "
-        "after n updates it is at most (1 + n) / (10 + n)",
+        "decay of an exponential moving average of the weights, which is evaluated and saved in"
+        " their place (0: none); after n updates it is at most (1 + n) / (10 + n)",
         minimum=0,
         below=1,
     )
-    clip: float = option(0.25, "largest norm of the gradient (0 or inf: no clipping)", minimum=0, finite=False)
-    on_nonfinite: Literal["stop", "skip"] = option("stop", "what to do when a gradient is not finite")
+    clip: float = option(
+        0.25, "largest norm of the gradient (0 or inf: no clipping)", minimum=0, finite=False
+    )
+    on_nonfinite: Literal["stop", "skip"] = option(
+        "stop", "what to do when a gradient is not finite"
+    )
     max_nonfinite: int = option(
-        10, "largest number of consecutive updates to skip", when=("on_nonfinite", "skip"), minimum=1
+        10,
+        "largest number of consecutive updates to skip",
+        when=("on_nonfinite", "skip"),
+        minimum=1,
     )
     scheduler: Literal["cosine", "inv_sqrt", "dev_perf", "constant"] = option(
-        "cosine", "dev_perf: lower the rate when validation stops improving", section="learning rate schedule"
+        "cosine",
+        "dev_perf: lower the rate when validation stops improving",
+        section="learning rate schedule",
     )
     max_step_scheduler: int | None = option(
         None, "length of the schedule, in updates (not given: --max_step)", minimum=1
     )
-    warmup_step: int = option(0, "updates over which the learning rate rises linearly to --lr", minimum=0)
+    warmup_step: int = option(
+        0, "updates over which the learning rate rises linearly to --lr", minimum=0
+    )
     warmup_convention: Literal["txl", "original"] = option(
-        "txl", "txl: update k of the warmup uses lr k/warmup_step; original: the first update uses lr, later ones lag"
+        "txl",
+        "txl: update k of the warmup uses lr k/warmup_step; original: the first update uses lr,"
+        " later ones lag",
     )
     eta_min: float = option(0.0, "the final learning rate", when=("scheduler", "cosine"), minimum=0)
     decay_rate: float = option(
@@ -111,9 +154,14 @@ class TrainConfig(Checked):
         maximum=1,
     )
     patience: int = option(
-        0, "evaluations without improvement before the rate is lowered", when=("scheduler", "dev_perf"), minimum=0
+        0,
+        "evaluations without improvement before the rate is lowered",
+        when=("scheduler", "dev_perf"),
+        minimum=0,
     )
-    lr_min: float = option(0.0, "the lowest learning rate", when=("scheduler", "dev_perf"), minimum=0)
+    lr_min: float = option(
+        0.0, "the lowest learning rate", when=("scheduler", "dev_perf"), minimum=0
+    )
     dropout: float = option(
         0.0,
         "dropout of embeddings, positions, sub-layer outputs and the last hidden states",
@@ -135,12 +183,15 @@ class TrainConfig(Checked):
         minimum=1,
     )
     eval_tgt_len: int | None = option(
-        None, "their tgt_len; mem_len grows by the difference to --tgt_len (not given: --tgt_len)", minimum=1
+        None,
+        "their tgt_len; mem_len grows by the difference to --tgt_len (not given: --tgt_len)",
+        minimum=1,
     )
     eval_batch_size: int | None = option(
         None,
-        "their streams; the result depends on them only with --recurrence same and memories that look back without "
-        "limit, where it is 1 by default (not given: 10, at least one per process)",
+        "their streams; the result depends on them only with --recurrence same and memories that"
+        " look back without limit, where it is 1 by default (not given: 10, at least one per"
+        " process)",
         minimum=1,
     )
     max_eval_steps: int = option(
@@ -148,36 +199,54 @@ class TrainConfig(Checked):
     )
     eval_test: bool = option(False, "evaluate the best checkpoint on the test split at the end")
     sample_length: int = option(
-        50, "tokens of text that are generated at each evaluation, for TensorBoard (0: none)", minimum=0
+        50,
+        "tokens of text that are generated at each evaluation, for TensorBoard (0: none)",
+        minimum=0,
     )
     init: Literal["normal", "uniform"] = option(
         "normal", "distribution the weights are drawn from", section="initialization"
     )
-    init_range: float = option(0.1, "weights are from U(-init_range, init_range)", when=("init", "uniform"), minimum=0)
-    init_std: float = option(0.02, "weights are from N(0, init_std)", when=("init", "normal"), minimum=0)
-    proj_init_std: float = option(0.01, "projections of embeddings and softmax are from N(0, proj_init_std)", minimum=0)
+    init_range: float = option(
+        0.1, "weights are from U(-init_range, init_range)", when=("init", "uniform"), minimum=0
+    )
+    init_std: float = option(
+        0.02, "weights are from N(0, init_std)", when=("init", "normal"), minimum=0
+    )
+    proj_init_std: float = option(
+        0.01, "projections of embeddings and softmax are from N(0, proj_init_std)", minimum=0
+    )
     device: str = option("auto", DEVICE_HELP, section="speed and memory")
     dtype: Dtype = option(
-        "auto", "number type of the matrix products; auto: bfloat16 on a GPU or CPU that is made for it, else float32"
+        "auto",
+        "number type of the matrix products; auto: bfloat16 on a GPU or CPU that is made for it,"
+        " else float32",
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     attn_keep_mib: int = option(
         KEEP_MIB,
-        "fused attention on a GPU: MiB for the gradients of the logits, which the backward pass then computes once "
-        "instead of three times, as many sequences at a time as fit (0: never)",
+        "fused attention on a GPU: MiB for the gradients of the logits, which the backward pass"
+        " then computes once instead of three times, as many sequences at a time as fit (0: never)",
         when=("attn_impl", "auto", "fused"),
         minimum=0,
     )
-    shard: bool = option(False, "keep weights, gradients and optimizer state in shards over the processes (FSDP2)")
-    recompute: bool = option(False, "recompute the activations of each layer in the backward pass, to save memory")
+    shard: bool = option(
+        False, "keep weights, gradients and optimizer state in shards over the processes (FSDP2)"
+    )
+    recompute: bool = option(
+        False, "recompute the activations of each layer in the backward pass, to save memory"
+    )
     ff_chunk: int = option(
-        0, "tokens of a segment that the feed-forward net computes at a time, to save memory (0: all)", minimum=0
+        0,
+        "tokens of a segment that the feed-forward net computes at a time, to save memory (0: all)",
+        minimum=0,
     )
     swap_mem: bool = option(False, "keep the memory of earlier segments in host RAM")
     redraw_interval: int = option(
-        1000, "updates between two draws of the random features or rotations (0: drawn once)", minimum=0
+        1000,
+        "updates between two draws of the random features or rotations (0: drawn once)",
+        minimum=0,
     )
     timeout_s: float = option(600.0, "seconds to wait for another process", above=0, maximum=1e9)
 
@@ -186,10 +255,12 @@ class TrainConfig(Checked):
         if self.clip == inf:
             object.__setattr__(self, "clip", 0.0)
         require(
-            isinstance(self.resume, bool) or self.resume > 0, f"--resume {self.resume}: not a step; steps count from 1"
+            isinstance(self.resume, bool) or self.resume > 0,
+            f"--resume {self.resume}: not a step; steps count from 1",
         )
         require(
-            not (self.resume and self.overwrite), "--resume and --overwrite: continue, or start over; drop one of them"
+            not (self.resume and self.overwrite),
+            "--resume and --overwrite: continue, or start over; drop one of them",
         )
 
     @property

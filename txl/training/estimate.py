@@ -45,17 +45,26 @@ def training_bytes(
     if ranks.device.type == "cpu":
         needed["program"] = max(0, resident_bytes() - needed["weights"]) + _LIBRARIES
     if config.async_save and ranks.device.type == "cpu":
-        copied = lasting_bytes(model, dataclasses.replace(config, swap_mem=False), context, ranks.world)
-        needed["copy for a checkpoint"] = copied["weights"] + copied["optimizer"] + copied["memory"] // 2
+        copied = lasting_bytes(
+            model, dataclasses.replace(config, swap_mem=False), context, ranks.world
+        )
+        needed["copy for a checkpoint"] = (
+            copied["weights"] + copied["optimizer"] + copied["memory"] // 2
+        )
     require_memory(needed, ranks)  # before layers are run below
     passing = passing_bytes(model, config, context, ranks, dtype)
     needed["activations and gradients"] = passing.pop("activations") + passing.pop("gradients")
     return needed | passing
 
 
-def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, world: int) -> dict[str, int]:
-    """What a process holds from step to step: weights, optimizer, memory and perhaps their average, in bytes."""
-    n_stream, weights = config.batch_size // world, weight_bytes(model) // (world if config.shard else 1)
+def lasting_bytes(
+    model: TransformerXL, config: TrainConfig, context: Context, world: int
+) -> dict[str, int]:
+    """What a process holds from step to step: weights, optimizer, memory and perhaps their average,
+    in bytes.
+    """
+    n_stream = config.batch_size // world
+    weights = weight_bytes(model) // (world if config.shard else 1)
     memory = _bytes(remembered(model.config, context, n_stream))
     needed = {
         "weights": weights,
@@ -74,18 +83,23 @@ def remembered(shape: ModelConfig, context: Context, n_stream: int) -> list[Tens
 def passing_bytes(
     model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks, dtype: torch.dtype
 ) -> dict[str, int]:
-    """What is there during a step only, in bytes: the activations at their peak, the gradients that are there besides
-    them and, of a model in shards, what is `gathered`."""
-    shape, n_stream = model.config, config.batch_size // ranks.world // config.batch_chunk
+    """What is there during a step only, in bytes: the activations at their peak, the gradients that
+    are there besides them and, of a model in shards, what is `gathered`.
+    """
+    shape = model.config
+    n_stream = config.batch_size // ranks.world // config.batch_chunk
     n_token = n_stream * (context.tgt_len + context.ext_len)
     weights = weight_bytes(model) // (ranks.world if config.shard else 1)
     table = _bytes(model.softmax.tables)
     kinds = [type(layer.memory) for layer in model.layers]
-    kept = {
-        kind: _kept_bytes(model, config, context, kinds.index(kind), n_stream=n_stream, dtype=dtype)
-        for kind in set(kinds)
-    }
-    layer, layers = max(kept.values()) // config.n_part, sum(kept[kind] for kind in kinds)  # of a part; of all
+    kept = {}
+    for kind in set(kinds):
+        kept[kind] = _kept_bytes(
+            model, config, context, kinds.index(kind), n_stream=n_stream, dtype=dtype
+        )
+    # of a part; of all
+    layer = max(kept.values()) // config.n_part
+    layers = sum(kept[kind] for kind in kinds)
     state = n_token * shape.d_model * dtype.itemsize
     if config.recompute or shape.reversible:
         layers = layer + state * (2 if shape.reversible else shape.n_layer)
@@ -98,26 +112,39 @@ def passing_bytes(
     if config.batch_chunk == 1 and ranks.world == 1:  # they replace activations
         gradients = max(0, layer + weights + table - activations)
     found = {"gradients": gradients, "activations": activations}
-    if config.shard and ranks.world > 1:  # a layer, the one that is fetched meanwhile, the root; with their gradients
+    # a layer, the one that is fetched meanwhile, the root; with their gradients
+    if config.shard and ranks.world > 1:
         in_layers = weight_bytes(*model.layers)
-        found["gathered"] = 2 * (weight_bytes(model) - in_layers + min(2, shape.n_layer) * in_layers // shape.n_layer)
+        found["gathered"] = 2 * (
+            weight_bytes(model) - in_layers + min(2, shape.n_layer) * in_layers // shape.n_layer
+        )
     return found
 
 
 def _logit_bytes(shape: ModelConfig, n_token: int, device: torch.device) -> int:
-    """Bytes of logits, probabilities and their gradients in all clusters of the softmax. A text is assumed to have as
-    many tokens in a cluster as Zipf's law says."""
-    most, n_word = BUDGET["cpu" if device.type == "cpu" else "cuda"], math.log(max(2, shape.n_token))
+    """Bytes of logits, probabilities and their gradients in all clusters of the softmax. A text is
+    assumed to have as many tokens in a cluster as Zipf's law says.
+    """
+    most = BUDGET["cpu" if device.type == "cpu" else "cuda"]
+    n_word = math.log(max(2, shape.n_token))
     borders = (1, *shape.cutoffs, shape.n_token)
     shares = (1.0, *(math.log(b / a) / n_word for a, b in pairwise(borders[1:])))
-    wanted = [int(n_token * share) * size for share, size in zip(shares, shape.cluster_sizes, strict=True)]
-    # gradients take the place of logits that come in chunks; glibc may leave a hole too small for the next chunk
-    n_copy = 2 if device.type == "cpu" and max(wanted) > most else 3
+    wanted = []
+    for share, size in zip(shares, shape.cluster_sizes, strict=True):
+        wanted.append(int(n_token * share) * size)
+    # gradients take the place of logits that come in chunks; glibc may leave a hole too small for
+    # the next chunk
+    if device.type == "cpu" and max(wanted) > most:
+        n_copy = 2
+    else:
+        n_copy = 3
     return 4 * n_copy * sum(min(most, n) for n in wanted)
 
 
 def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
-    """Raise `UsageError` if weights of this shape are too large for this machine, without allocating them."""
+    """Raise `UsageError` if weights of this shape are too large for this machine, without
+    allocating them.
+    """
     models = [model_without_values(of_layers(shape, n)) for n in (1, 2)]
 
     def of_all(*of_models: int) -> int:
@@ -145,10 +172,19 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _kept_bytes(
-    model: TransformerXL, config: TrainConfig, context: Context, index: int, *, n_stream: int, dtype: torch.dtype
+    model: TransformerXL,
+    config: TrainConfig,
+    context: Context,
+    index: int,
+    *,
+    n_stream: int,
+    dtype: torch.dtype,
 ) -> int:
     """Bytes that a layer saves for the backward pass, extrapolated from one and two streams."""
-    layer: Any = _layer_like(model, config, index) if model.is_sharded else model.layers[index]
+    if model.is_sharded:
+        layer: Any = _layer_like(model, config, index)
+    else:
+        layer = model.layers[index]
     one = _count_kept(layer, model, config, context, 1, dtype)
     if n_stream == 1:
         return one
@@ -156,10 +192,16 @@ def _kept_bytes(
 
 
 def _count_kept(
-    layer: Any, model: TransformerXL, config: TrainConfig, context: Context, n_stream: int, dtype: torch.dtype
+    layer: Any,
+    model: TransformerXL,
+    config: TrainConfig,
+    context: Context,
+    n_stream: int,
+    dtype: torch.dtype,
 ) -> int:
     compute_in_chunks(layer.ff, config.ff_chunk)
-    device, kept = layer.attn.v_net.weight.device, dict[int, int]()
+    device = layer.attn.v_net.weight.device
+    kept = dict[int, int]()
     own = {_storage(p) for p in layer.parameters()}
 
     def count(x: Tensor) -> Tensor:
@@ -168,26 +210,37 @@ def _count_kept(
 
     with autocast(device, dtype), torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
         state = run_layer(layer, model.config, context, n_stream, n_part=config.n_part)
-    remembered = {_storage(tensor) for tensor in Memory((state,)).named().values()}
+    remembered = set()
+    for tensor in Memory((state,)).named().values():
+        remembered.add(_storage(tensor))
     return sum(n for storage, n in kept.items() if storage not in own | remembered)
 
 
-def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int, *, n_part: int = 1) -> State:
-    """Run the forward pass of a layer as in training, over a full memory, which is returned: that of the first of
-    `n_part` parts of the segment."""
-    weight, rule = layer.attn.v_net.weight, layer.memory
+def run_layer(
+    layer: Any, shape: ModelConfig, context: Context, n_stream: int, *, n_part: int = 1
+) -> State:
+    """Run the forward pass of a layer as in training, over a full memory, which is returned: that
+    of the first of `n_part` parts of the segment.
+    """
+    weight = layer.attn.v_net.weight
+    rule = layer.memory
     n_new = -(-(context.tgt_len + context.ext_len) // n_part)
-    context = dataclasses.replace(context, lookup_len=min(context.lookup_len, shape.lookup_k))  # others leave nothing
-    was_training, was_recomputed = layer.training, layer.recompute
+    # others leave nothing
+    context = dataclasses.replace(context, lookup_len=min(context.lookup_len, shape.lookup_k))
+    was_training = layer.training
+    was_recomputed = layer.recompute
     layer.train()
-    layer.recompute, run = False, rule.run or run_layers
+    layer.recompute = False
+    run = rule.run or run_layers
     # training must not depend on this
     with torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []):
         first = state = rule.full(shape, context, n_stream, like=weight.detach())
         for _ in range(n_part):
             h_BTD = weight.new_zeros(n_stream, n_new, shape.d_model, requires_grad=True)
             span = Span.of(context, n_mem=rule.n_kept(state), n_new=n_new)
-            _, (after,) = run([layer], h_BTD, (state,), Reading(context, span, layer.attn.pos, like=h_BTD))
+            _, (after,) = run(
+                [layer], h_BTD, (state,), Reading(context, span, layer.attn.pos, like=h_BTD)
+            )
             if rule.traits.keeps_places:  # one that does not drops states by their values
                 state = after
     layer.train(was_training)
@@ -229,15 +282,22 @@ def require_memory(needed: dict[str, int], ranks: Ranks) -> None:
     unsure = needed.get("activations and gradients", 0) // 3
     least = sum(needed.values()) - unsure
     has = available_bytes(ranks.device)
-    n_local = from_environment("LOCAL_WORLD_SIZE", 1) if ranks.device.type == "cpu" else 1
-    held = torch.cuda.memory_allocated(ranks.device) if ranks.device.type == "cuda" else resident_bytes()
+    if ranks.device.type == "cpu":
+        n_local = from_environment("LOCAL_WORLD_SIZE", 1)
+    else:
+        n_local = 1
+    if ranks.device.type == "cuda":
+        held = torch.cuda.memory_allocated(ranks.device)
+    else:
+        held = resident_bytes()
     message = ""
     if has is not None and least > has // n_local + held:
         largest = max(needed, key=lambda name: needed[name])
         message = (
-            f"out of memory before the first step: a process needs about {sum(needed.values()) / 2**30:.1f} GiB, most "
-            f"of it for {largest}, and {(has // n_local + held) / 2**30:.1f} GiB are free; lower --batch_size, "
-            f"--mem_len, --tgt_len or the model's sizes, or see --batch_chunk, --recompute and --swap_mem"
+            "out of memory before the first step: a process needs about"
+            f" {sum(needed.values()) / 2**30:.1f} GiB, most of it for {largest}, and"
+            f" {(has // n_local + held) / 2**30:.1f} GiB are free; lower --batch_size, --mem_len,"
+            " --tgt_len or the model's sizes, or see --batch_chunk, --recompute and --swap_mem"
         )
     for other in ranks.gathered(message):
         require(not other, other)
@@ -247,12 +307,16 @@ def _pairs(shape: ModelConfig, n_key: int) -> int:
     """Scores per query and head, or what the attention rule computes in their place."""
     if shape.attention == "performer":
         return 2 * shape.n_feature
-    return 2 * shape.lsh_round * shape.lsh_reach if shape.attention == "lsh" else n_key
+    if shape.attention == "lsh":
+        return 2 * shape.lsh_round * shape.lsh_reach
+    return n_key
 
 
 def flops_per_token(model: TransformerXL, context: Context) -> float:
-    """Multiplications and additions of forward and backward pass per trained token: 6 per weight of a matrix product,
-    plus the two products of attention and the one with positions. Recomputation does not count."""
+    """Multiplications and additions of forward and backward pass per trained token: 6 per weight of
+    a matrix product, plus the two products of attention and the one with positions. Recomputation
+    does not count.
+    """
     shape = model.config
     n_key = context.tgt_len + context.ext_len + positions_before(shape, context)
     modules = nn.ModuleList(model.layers).modules()
@@ -269,11 +333,15 @@ def layer_parameters(model: TransformerXL) -> list[nn.Parameter]:
 
 def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of one large matrix product on this device; MFU is relative to it."""
-    n = 4096 if device.type == "cuda" else 768
+    if device.type == "cuda":
+        n = 4096
+    else:
+        n = 768
     n_product = 100 if device.type == "cuda" else 1  # a tenth of a second, for the clocks to rise
     own = torch.Generator(device).manual_seed(0)  # training must not depend on this
     a, b = (torch.rand(n, n, device=device, generator=own).to(dtype) for _ in range(2))
-    best, c = 0.0, a
+    best = 0.0
+    c = a
     for _ in range(4):
         start = time.perf_counter()
         for _ in range(n_product):

@@ -28,8 +28,8 @@ class BadStep(NamedTuple):
 
 
 class GradientWatch:
-    """Notes the first step whose gradient is not finite. The note is on the device: `read` waits for it, `note` does
-    not.
+    """Notes the first step whose gradient is not finite. The note is on the device: `read` waits
+    for it, `note` does not.
 
     Attributes:
         step: the step, a number on the device; -1: none.
@@ -55,7 +55,8 @@ class GradientWatch:
 
     def read(self) -> BadStep | None:
         """The step that was noted since the last reading; None if all gradients were finite."""
-        step, places = int(self.step), self._places
+        step = int(self.step)
+        places = self._places
         self._places = {}
         if step < 0:
             return None
@@ -70,12 +71,16 @@ def require_finite_weights(model: nn.Module, ranks: Ranks, step: int) -> None:
     largest = torch.nn.utils.get_total_norm(mine, norm_type=math.inf)
     if any(ranks.gathered(not bool(largest.isfinite()))):
         raise NonFiniteError(
-            f"step {step}: a weight is not finite; not saved; continue from the last checkpoint with --resume, or "
-            f"start over with a lower --lr"
+            f"step {step}: a weight is not finite; not saved; continue from the last checkpoint"
+            " with --resume, or start over with a lower --lr"
         )
 
 
 def without_bad_rows(memory: Memory) -> Memory:
-    """The memory with zeros for streams where it is not finite, which would make all their later losses NaN."""
-    good_B = torch.stack([of_rows(tensor.isfinite()).all(1) for tensor in memory.named().values()]).all(0)
+    """The memory with zeros for streams where it is not finite, which would make all their later
+    losses NaN.
+    """
+    good_B = torch.stack(
+        [of_rows(tensor.isfinite()).all(1) for tensor in memory.named().values()]
+    ).all(0)
     return memory.map(lambda tensor: tensor.where(per_row(good_B, tensor), 0))

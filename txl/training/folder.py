@@ -35,23 +35,51 @@ OF_ONE_START = ("work_dir", "resume", "overwrite", "max_hours")
 """Settings that a resumed run does not inherit."""
 FREE_WHEN_RESUMING = {
     *OF_ONE_START,
-    *("max_step", "max_step_scheduler", "log_interval", "eval_interval", "save_interval", "keep_last"),
-    *("max_eval_steps", "on_nonfinite", "max_nonfinite", "target_perplexity", "target_throughput", "timeout_s"),
-    *("swap_mem", "recompute", "ff_chunk", "compile", "attn_impl", "device", "local_batch_size", "data", "cache_dir"),
+    *(
+        "max_step",
+        "max_step_scheduler",
+        "log_interval",
+        "eval_interval",
+        "save_interval",
+        "keep_last",
+    ),
+    *(
+        "max_eval_steps",
+        "on_nonfinite",
+        "max_nonfinite",
+        "target_perplexity",
+        "target_throughput",
+        "timeout_s",
+    ),
+    *(
+        "swap_mem",
+        "recompute",
+        "ff_chunk",
+        "compile",
+        "attn_impl",
+        "device",
+        "local_batch_size",
+        "data",
+        "cache_dir",
+    ),
     *("eval_test", "sample_length", "shard", "async_save", "attn_keep_mib"),
 }
 LOCK = ".accepted"
 """The lock file in the run directory. If it is there unlocked, a launch was killed."""
 _BEGUN = "begun"
-"""Written into it once the launch owns the folder: if torchrun restarts it, it resumes from its checkpoints."""
+"""Written into it once the launch owns the folder: if torchrun restarts it, it resumes from its
+checkpoints.
+"""
 
 
 @contextmanager
 def locked_run_directory(folder: Path, ranks: Ranks) -> Iterator[bool]:
-    """Create the run directory and lock it. Yields whether torchrun has restarted a launch that had begun in it.
+    """Create the run directory and lock it. Yields whether torchrun has restarted a launch that had
+    begun in it.
 
     Raises:
-        UsageError: if another process trains in the folder, the folder is a checkpoint, or a rank does not see it.
+        UsageError: if another process trains in the folder, the folder is a checkpoint, or a rank
+            does not see it.
         OSError: if the folder cannot be written to.
     """
     restarted = any(ranks.gathered(from_environment("TORCHELASTIC_RESTART_COUNT", 0) > 0))
@@ -62,8 +90,8 @@ def locked_run_directory(folder: Path, ranks: Ranks) -> Iterator[bool]:
         nonlocal lock
         require(
             not is_checkpoint(folder),
-            f"--work_dir {folder}: is a checkpoint; name the folder of its run, {folder.absolute().parent}, and "
-            f"continue from the checkpoint with --resume STEP",
+            f"--work_dir {folder}: is a checkpoint; name the folder of its run,"
+            f" {folder.absolute().parent}, and continue from the checkpoint with --resume STEP",
         )
         folder.mkdir(parents=True, exist_ok=True)
         lock = Lock(folder / LOCK, wait_s=60 if restarted else 0)
@@ -83,27 +111,39 @@ def locked_run_directory(folder: Path, ranks: Ranks) -> Iterator[bool]:
             lock.close() if may_restart else lock.remove()
 
 
-def open_run(folder: Path, typed: dict[str, Any], ranks: Ranks, *, restarted: bool) -> Checkpoint | None:
-    """The checkpoint to resume from, or None for a new run. Rank 0 decides for all; nothing is removed yet.
+def open_run(
+    folder: Path, typed: dict[str, Any], ranks: Ranks, *, restarted: bool
+) -> Checkpoint | None:
+    """The checkpoint to resume from, or None for a new run. Rank 0 decides for all; nothing is
+    removed yet.
 
-    With --resume, and when torchrun has restarted the run, it is the newest complete checkpoint, or that of the step
-    given to --resume. Raises `UsageError` if the folder holds another run, or a flag contradicts the checkpoint.
+    With --resume, and when torchrun has restarted the run, it is the newest complete checkpoint, or
+    that of the step given to --resume. Raises `UsageError` if the folder holds another run, or a
+    flag contradicts the checkpoint.
     """
     found = ranks.by_main(lambda: _decide(folder, typed, restarted=restarted))
-    return None if found is None else open_checkpoint(Path(found))
+    if found is None:
+        return None
+    return open_checkpoint(Path(found))
 
 
 def _decide(folder: Path, typed: dict[str, Any], *, restarted: bool) -> str | None:
     require_own_records(folder)
     resume = typed.get("resume", False)
-    step = None if isinstance(resume, bool) else resume
+    if isinstance(resume, bool):
+        step = None
+    else:
+        step = resume
     if not (restarted or resume):
         _require_free(folder, overwrite=bool(typed.get("overwrite")))
         return None
     if step is None and not checkpoints(folder):
         return None
-    # a restarted run resumes from its newest checkpoint, not again from the step of the command line
-    checkpoint, errors = newest_whole(folder) if step is None or restarted else (checkpoint_of(folder, step), [])
+    # a restarted run resumes from its newest checkpoint, not again from the step of the command
+    # line
+    checkpoint, errors = (
+        newest_whole(folder) if step is None or restarted else (checkpoint_of(folder, step), [])
+    )
     for error in errors:
         _LOG.warning("%s; resuming from %s", str(error).partition(";")[0], checkpoint.folder.name)
     _require_agreement(checkpoint, folder, typed)
@@ -111,10 +151,16 @@ def _decide(folder: Path, typed: dict[str, Any], *, restarted: bool) -> str | No
 
 
 def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The settings that a resumed run inherits. Raises `UsageError` if they are damaged or of a newer version."""
+    """The settings that a resumed run inherits.
+
+    Raises `UsageError` if they are damaged or of a newer version.
+    """
     try:
         saved = require_fields(checkpoint.record["train"], TrainConfig)
-        inherited = {name: value for name, value in saved.items() if name not in OF_ONE_START}
+        inherited = {}
+        for name, value in saved.items():
+            if name not in OF_ONE_START:
+                inherited[name] = value
         TrainConfig(**inherited)
         return inherited
     except (ValueError, KeyError) as error:
@@ -135,13 +181,18 @@ def start_new_run(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
 
 
 def prepare_resume(folder: Path, checkpoint: Checkpoint, progress: Progress, ranks: Ranks) -> None:
-    """Rename checkpoints later than this one, so that the run can write them again. If the best one is not there any
-    more, the next evaluation will be the best: `progress` is told so."""
+    """Rename checkpoints later than this one, so that the run can write them again. If the best one
+    is not there any more, the next evaluation will be the best: `progress` is told so.
+    """
 
     def prepare() -> bool:
         whole = checkpoints(folder)
         for later in whole[whole.index(checkpoint.folder) + 1 :]:
-            _LOG.warning("%s: later than the checkpoint resumed from; kept as %s", later, set_aside(later).name)
+            _LOG.warning(
+                "%s: later than the checkpoint resumed from; kept as %s",
+                later,
+                set_aside(later).name,
+            )
         has_best = point_at_best(folder)
         _note_begun(folder)
         return has_best
@@ -158,8 +209,8 @@ def _note_begun(folder: Path) -> None:
 def _require_free(folder: Path, *, overwrite: bool) -> None:
     require(
         overwrite or not checkpoints(folder),
-        f"--work_dir {folder}: already holds the checkpoints of a run; continue with --resume, name another folder, "
-        f"or delete them with --overwrite",
+        f"--work_dir {folder}: already holds the checkpoints of a run; continue with --resume, name"
+        " another folder, or delete them with --overwrite",
     )
 
 
@@ -168,27 +219,33 @@ def _require_agreement(checkpoint: Checkpoint, folder: Path, typed: dict[str, An
     train = saved_settings(checkpoint)
     was = {**record.get("data", {}), **train, **record["context"], **record["model"]}
     for name, asked in typed.items():
-        asked = list(asked) if isinstance(asked, tuple) else asked
+        if isinstance(asked, tuple):
+            asked = list(asked)
         if name == "d_embed" and typed[name] < 0:
             asked = was["d_model"]
         if name == "clip" and typed[name] == math.inf:
             asked = 0
         if name not in FREE_WHEN_RESUMING and name in was and was[name] != asked:
             raise UsageError(
-                f"--{name} {asked}: the run in {folder} was started with {was[name]}; drop the flag, or start a new "
-                f"run in another --work_dir"
+                f"--{name} {asked}: the run in {folder} was started with {was[name]}; drop the"
+                " flag, or start a new run in another --work_dir"
             )
     _require_schedule(TrainConfig(**train), typed)
 
 
 def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
     """A cosine schedule ends at eta_min, usually 0, where more updates change nothing."""
-    end, asked = was.schedule_length, typed.get("max_step", was.max_step)
-    if was.scheduler == "cosine" and asked > max(end, was.max_step) and "max_step_scheduler" not in typed:
+    end = was.schedule_length
+    asked = typed.get("max_step", was.max_step)
+    if (
+        was.scheduler == "cosine"
+        and asked > max(end, was.max_step)
+        and "max_step_scheduler" not in typed
+    ):
         raise UsageError(
-            f"--max_step {asked}: the cosine schedule of the run ends after step {end}, at a learning rate of "
-            f"{was.eta_min:g}; add --max_step_scheduler {asked} to stretch it, or --max_step_scheduler {end} to stay "
-            f"at that rate"
+            f"--max_step {asked}: the cosine schedule of the run ends after step {end}, at a"
+            f" learning rate of {was.eta_min:g}; add --max_step_scheduler {asked} to stretch it, or"
+            f" --max_step_scheduler {end} to stay at that rate"
         )
 
 
@@ -196,5 +253,6 @@ def _require_shared(folder: Path, ranks: Ranks) -> None:
     for rank, sees in enumerate(ranks.gathered((folder / LOCK).exists())):
         require(
             sees,
-            f"--work_dir {folder}: rank {rank} does not see it; all hosts need the same folder, on a disk they share",
+            f"--work_dir {folder}: rank {rank} does not see it; all hosts need the same folder, on"
+            " a disk they share",
         )

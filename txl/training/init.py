@@ -15,20 +15,32 @@ from txl.training.config import TrainConfig
 def init_weights(model: TransformerXL, config: TrainConfig) -> None:
     """Initialise all weights, as the original does.
 
-    | weights                                                     | drawn from                                   |
+    | weights                                                     | drawn from
+    |
     |-------------------------------------------------------------|----------------------------------------------|
-    | matrices of the layers, embeddings, cluster_weight, u and v | N(0, init_std) or U(-init_range, init_range) |
-    | projections of embeddings and softmax                       | N(0, proj_init_std)                          |
-    | LayerNorm weights                                           | N(1, init_std)                               |
-    | biases                                                      | 0                                            |
-    | biases of gates                                             | gate_bias                                    |
+    | matrices of the layers, embeddings, cluster_weight, u and v | N(0, init_std) or U(-init_range,
+    init_range) |
+    | projections of embeddings and softmax                       | N(0, proj_init_std)
+    |
+    | LayerNorm weights                                           | N(1, init_std)
+    |
+    | biases                                                      | 0
+    |
+    | biases of gates                                             | gate_bias
+    |
 
-    Position encodings and memories with their own initialisation come last, see their `reset_parameters`.
+    Position encodings and memories with their own initialisation come last, see their
+    `reset_parameters`.
     """
-    projections = {
-        id(p) for m in model.modules() if isinstance(m, AdaptiveEmbedding | AdaptiveSoftmax) for p in m.projs
-    }
-    norms = {id(m.weight) for m in model.modules() if isinstance(m, nn.LayerNorm)}
+    projections = set()
+    for m in model.modules():
+        if isinstance(m, AdaptiveEmbedding | AdaptiveSoftmax):
+            for p in m.projs:
+                projections.add(id(p))
+    norms = set()
+    for m in model.modules():
+        if isinstance(m, nn.LayerNorm):
+            norms.add(id(m.weight))
     for name, parameter in model.named_parameters():
         if id(parameter) in projections:
             nn.init.normal_(parameter, 0.0, config.proj_init_std)

@@ -29,7 +29,9 @@ from txl.training.sharding import reshard
 from txl.training.step import TrainState
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
-"""(input, target, tokens before each input token in its document or None), as the text library yields them."""
+"""(input, target, tokens before each input token in its document or None), as the text library
+yields them.
+"""
 
 
 class TrainingStream(Protocol):
@@ -58,20 +60,30 @@ class Validation:
     def score(self, model: TransformerXL, ranks: Ranks, request: StopRequest) -> Score:
         """The score over all ranks. Raises `StopNow` if a rank is asked to stop meanwhile."""
         n_segment = sum(map(len, self.streams))
-        limit = self.max_segments if self.max_segments > 0 else n_segment
+        if self.max_segments > 0:
+            limit = self.max_segments
+        else:
+            limit = n_segment
         numbered = ((i, segment) for i, stream in enumerate(self.streams) for segment in stream)
         blanks = self._blanks(model, min(limit, n_segment), ranks)
-        segments: Iterator[tuple[int, Batch]] = itertools.chain(itertools.islice(numbered, limit), blanks)
+        segments: Iterator[tuple[int, Batch]] = itertools.chain(
+            itertools.islice(numbered, limit), blanks
+        )
         read = until_stopped(segments, request, ranks)
         by_stream = itertools.groupby(read, key=operator.itemgetter(0))
-        score = Score.total(evaluate(model, (s for _, s in group), self.context) for _, group in by_stream)
-        is_whole = all(ranks.gathered(limit >= n_segment))  # counts of a part would be beside the nats of another
+        score = Score.total(
+            evaluate(model, (s for _, s in group), self.context) for _, group in by_stream
+        )
+        # counts of a part would be beside the nats of another
+        is_whole = all(ranks.gathered(limit >= n_segment))
         return (dataclasses.replace(score, **self.counts) if is_whole else score).over(ranks)
 
     def _blanks(
         self, model: TransformerXL, n_own: int, ranks: Ranks
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
-        """Segments of which nothing counts: where the model is sharded all ranks must read equally many."""
+        """Segments of which nothing counts: where the model is sharded all ranks must read equally
+        many.
+        """
         if not model.is_sharded:
             return iter(())
         nothing = torch.zeros(1, 1, dtype=torch.int64)
@@ -85,7 +97,8 @@ class Outcome:
 
     Attributes:
         best_nats: the lowest validation loss, in nats per token.
-        tok_per_s: tokens trained on per second, over all processes, without evaluations and checkpoints.
+        tok_per_s: tokens trained on per second, over all processes, without evaluations and
+            checkpoints.
         status: the exit status; 0 unless a signal stopped the training.
         reason: why it stopped early, and where it is saved; None: it did not.
     """
@@ -107,17 +120,21 @@ def train(
     """Train from where `state` is to `max_step` updates; each epoch begins with an empty memory.
 
     Args:
-        checkpoints: written before every evaluation and after it, every save_interval, and on a request to stop.
+        checkpoints: written before every evaluation and after it, every save_interval, and on a
+            request to stop.
         sample: generates a text with the current model, for TensorBoard, after each evaluation.
     Raises:
-        NonFiniteError: see `TrainState.step`; also if a weight is not finite when it would be saved.
+        NonFiniteError: see `TrainState.step`; also if a weight is not finite when it would be
+            saved.
     """
     config, progress, ranks = state.config, state.progress, state.ranks
     meter, vote = Meter(state.model, state.context, ranks, state.dtype), Vote(ranks)
     save_interval = config.save_interval or config.eval_interval
     asked, saved_in = 0, None
     no_bar = None if ranks.is_main else True  # None: a bar if there is a terminal
-    bar = tqdm(total=config.max_step, initial=progress.step, desc="training", unit="step", disable=no_bar)
+    bar = tqdm(
+        total=config.max_step, initial=progress.step, desc="training", unit="step", disable=no_bar
+    )
     state.model.train()
     finished = nullcontext() if checkpoints is None else checkpoints.finished()
     with StopRequest(config.max_hours) as request, bar, finished:
@@ -134,12 +151,15 @@ def train(
                 _report(state, meter.read(), bar, metrics)
 
             asked = vote.agree(request.noted)
-            evaluate_now = progress.step % config.eval_interval == 0 or progress.step >= config.max_step
+            evaluate_now = (
+                progress.step % config.eval_interval == 0 or progress.step >= config.max_step
+            )
             if evaluate_now or asked or progress.step % save_interval == 0:
                 state.check()
                 with meter.paused():
                     progress.owes_evaluation = evaluate_now
-                    saved_in = _save(state, checkpoints)  # first, because an evaluation may be killed
+                    # first, because an evaluation may be killed
+                    saved_in = _save(state, checkpoints)
                     if evaluate_now and not asked:
                         asked = _evaluate(state, validation, metrics, request, sample)
                         if not progress.owes_evaluation:
@@ -149,7 +169,10 @@ def train(
                 break
         vote.close()
     if asked:
-        reason = f"{WORDS[asked]} after step {progress.step}; saved in {saved_in}; continue with --resume"
+        reason = (
+            f"{WORDS[asked]} after step {progress.step}; saved in {saved_in}; continue with"
+            " --resume"
+        )
         return Outcome(progress.best_nats, meter.tok_per_s, STATUS[asked], reason)
     return Outcome(progress.best_nats, meter.tok_per_s)
 
@@ -168,28 +191,46 @@ def _report(state: TrainState, measured: dict[str, float], bar: tqdm, metrics: M
     """Print and record the loss and speed since the last report."""
     if not state.ranks.is_main:
         return
-    progress, nats, ms_per_step = state.progress, measured["train/nll_nats"], measured["speed/ms_per_step"]
+    progress = state.progress
+    nats = measured["train/nll_nats"]
+    ms_per_step = measured["speed/ms_per_step"]
     line = train_line(
-        epoch=progress.epoch, step=progress.step, batch=progress.batch, lr=state.lr, ms_per_batch=ms_per_step, nats=nats
+        epoch=progress.epoch,
+        step=progress.step,
+        batch=progress.batch,
+        lr=state.lr,
+        ms_per_batch=ms_per_step,
+        nats=nats,
     )
     if bar.disable:
-        minutes, seconds = divmod(round(ms_per_step / 1000 * (state.config.max_step - progress.step)), 60)
+        minutes, seconds = divmod(
+            round(ms_per_step / 1000 * (state.config.max_step - progress.step)), 60
+        )
         line += f" | eta {minutes // 60}:{minutes % 60:02}:{seconds:02}"
     print_line(line)
-    bar.set_postfix_str(f"loss {nats:.2f}, ppl {perplexity(nats):.1f}, {measured['speed/tok_per_s']:.0f} tok/s")
+    bar.set_postfix_str(
+        f"loss {nats:.2f}, ppl {perplexity(nats):.1f}, {measured['speed/tok_per_s']:.0f} tok/s"
+    )
     values = measured | {"train/lr": state.lr, "train/grad_norm": float(state.grad_norm)}
     metrics.add("train", progress.step, values, **progress.position)
 
 
 def _evaluate(
-    state: TrainState, validation: Validation, metrics: Metrics, request: StopRequest, sample: Callable[[], str] | None
+    state: TrainState,
+    validation: Validation,
+    metrics: Metrics,
+    request: StopRequest,
+    sample: Callable[[], str] | None,
 ) -> int:
-    """Score the valid split with the averaged weights, print and record it. Returns the request that interrupted it, 0
-    if none did."""
-    progress, start = state.progress, time.perf_counter()
+    """Score the valid split with the averaged weights, print and record it. Returns the request
+    that interrupted it, 0 if none did.
+    """
+    progress = state.progress
+    start = time.perf_counter()
     with state.average.in_use():
         try:
-            request.at_once = state.ranks.world == 1  # only here: the exchange of weights must not be interrupted
+            # only here: the exchange of weights must not be interrupted
+            request.at_once = state.ranks.world == 1
             score = validation.score(state.model, state.ranks, request)
             request.at_once = False
         except StopNow as stop:
@@ -197,8 +238,13 @@ def _evaluate(
         finally:
             state.model.train()
             reshard(state.model)
-        nats, seconds = score.nats_per_token, time.perf_counter() - start
-        if sample is not None and (state.ranks.is_main or state.model.is_sharded) and math.isfinite(nats):
+        nats = score.nats_per_token
+        seconds = time.perf_counter() - start
+        if (
+            sample is not None
+            and (state.ranks.is_main or state.model.is_sharded)
+            and math.isfinite(nats)
+        ):
             metrics.add_text("sample", progress.step, sample())
             state.model.train()
             reshard(state.model)
@@ -210,7 +256,8 @@ def _evaluate(
     if state.ranks.is_main:
         print_line(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
         values = {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)}
-        if score.bits_per_character and score.unknown <= 0.01 * score.tokens:  # <unk> has the wrong length
+        # <unk> has the wrong length
+        if score.bits_per_character and score.unknown <= 0.01 * score.tokens:
             values["valid/bits_per_character"] = score.bits_per_character
         metrics.add("valid", progress.step, values, **progress.position, scored_tokens=score.tokens)
     return 0
@@ -219,10 +266,13 @@ def _evaluate(
 def _save(state: TrainState, checkpoints: CheckpointWriter | None) -> object:
     """Write a checkpoint, as the best one if it has the lowest validation loss; returns where."""
     require_finite_weights(state.model, state.ranks, state.progress.step)
-    nats, state.valid_nats = state.valid_nats, None
+    nats = state.valid_nats
+    state.valid_nats = None
     if checkpoints is None:
         return None
     best = nats is not None and nats == state.progress.best_nats
     snapshot = state.snapshot()
     with state.average.in_use():
-        return checkpoints.save(state.model, snapshot, step=state.progress.step, best=best, valid_nats=nats)
+        return checkpoints.save(
+            state.model, snapshot, step=state.progress.step, best=best, valid_nats=nats
+        )

@@ -18,9 +18,14 @@ from txl.training.estimate import flops_per_token, measured_peak_flops
 
 
 class Meter:
-    """Loss and speed of a training, over all processes. Sums stay on the device; only `read` synchronises it."""
+    """Loss and speed of a training, over all processes.
 
-    def __init__(self, model: TransformerXL, context: Context, ranks: Ranks, dtype: torch.dtype) -> None:
+    Sums stay on the device; only `read` synchronises it.
+    """
+
+    def __init__(
+        self, model: TransformerXL, context: Context, ranks: Ranks, dtype: torch.dtype
+    ) -> None:
         self._ranks = ranks
         self._nats = float64_sum(torch.zeros(1, device=ranks.device))
         self._memory_loss: Tensor | None = None
@@ -40,27 +45,36 @@ class Meter:
         """Add the nats of a step, and what the memory added to its loss."""
         self._nats += float64_sum(nll_BT)
         if memory_loss is not None:
-            self._memory_loss = float64_sum(memory_loss) + (0 if self._memory_loss is None else self._memory_loss)
+            self._memory_loss = float64_sum(memory_loss) + (
+                0 if self._memory_loss is None else self._memory_loss
+            )
         self._n_token += nll_BT.numel() * self._ranks.world
         self._n_step += 1
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """The time spent inside this context does not count."""
-        since, cpu_since = time.perf_counter(), time.process_time()
+        since = time.perf_counter()
+        cpu_since = time.process_time()
         yield
         self._paused_s += time.perf_counter() - since
         self._paused_cpu_s += time.process_time() - cpu_since
 
     def read(self) -> dict[str, float]:
-        """Loss, speed and peak memory since the last reading, by their names in metrics.jsonl. All ranks call it
-        together. The share of operations is relative to `measured_peak_flops`."""
-        total = float(self._ranks.total(self._nats.clone()))  # synchronises, so before the clock is read
+        """Loss, speed and peak memory since the last reading, by their names in metrics.jsonl. All
+        ranks call it together. The share of operations is relative to `measured_peak_flops`.
+        """
+        # synchronises, so before the clock is read
+        total = float(self._ranks.total(self._nats.clone()))
         n_step, n_token, seconds, cpu_s = self._since(self._last)
         cpu_s = float(self._ranks.total(torch.tensor(cpu_s, device=self._ranks.device)))
         self._nats.zero_()
-        own, self._memory_loss = self._memory_loss, None
-        of_memory = {} if own is None else {"train/memory_loss": float(self._ranks.total(own)) / n_step}
+        own = self._memory_loss
+        self._memory_loss = None
+        if own is None:
+            of_memory = {}
+        else:
+            of_memory = {"train/memory_loss": float(self._ranks.total(own)) / n_step}
         self._last = self._now()
         return {
             "train/nll_nats": total / n_token,
@@ -69,13 +83,18 @@ class Meter:
             "speed/tok_per_s": n_token / seconds,
             "speed/ms_per_step": 1000 * seconds / n_step,
             "speed/cpu_ms_per_step": 1000 * cpu_s / n_step,
-            "speed/mfu_share": n_token / seconds / self._ranks.world * self._flops_per_token / self._peak,
+            "speed/mfu_share": n_token
+            / seconds
+            / self._ranks.world
+            * self._flops_per_token
+            / self._peak,
             "mem/peak_gib": peak_bytes(self._ranks.device) / 2**30,
         }
 
     def _now(self) -> tuple[int, int, float, float]:
         """Steps, tokens, seconds, and seconds of all cores in this process until now."""
-        seconds, cpu_s = time.perf_counter() - self._paused_s, time.process_time() - self._paused_cpu_s
+        seconds = time.perf_counter() - self._paused_s
+        cpu_s = time.process_time() - self._paused_cpu_s
         return self._n_step, self._n_token, seconds, cpu_s
 
     def _since(self, then: tuple[int, int, float, float]) -> tuple[int, int, float, float]:
@@ -87,5 +106,8 @@ def peak_bytes(device: torch.device) -> int:
     """Peak memory of this process, in bytes: on the GPU, or its resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
+    if sys.platform == "darwin":
+        unit = 1
+    else:
+        unit = 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

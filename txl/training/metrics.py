@@ -42,30 +42,58 @@ _TOGETHER = {
 }
 """Curves that the custom scalars tab shows in one chart."""
 _HYPERPARAMETERS = (
-    *("n_layer", "d_model", "n_head", "d_head", "d_inner", "position", "attention", "memory", "tgt_len", "mem_len"),
-    *("batch_size", "optim", "lr", "scheduler", "warmup_step", "max_step", "dropout", "dropatt", "weight_decay"),
+    *(
+        "n_layer",
+        "d_model",
+        "n_head",
+        "d_head",
+        "d_inner",
+        "position",
+        "attention",
+        "memory",
+        "tgt_len",
+        "mem_len",
+    ),
+    *(
+        "batch_size",
+        "optim",
+        "lr",
+        "scheduler",
+        "warmup_step",
+        "max_step",
+        "dropout",
+        "dropatt",
+        "weight_decay",
+    ),
     *("clip", "ema", "dtype", "seed"),
 )
-RECORDS, CURVES = "metrics.jsonl", "tensorboard"
+RECORDS = "metrics.jsonl"
+CURVES = "tensorboard"
 """A file and a folder in the run directory."""
-_OURS, _VERSION = ".txl", "brain.Event:2"
+_OURS = ".txl"
+_VERSION = "brain.Event:2"
 """The suffix of our event files (others are never removed), and their format."""
 
 
 class Metrics:
     """The measurements of a run; a context manager.
 
-    Curves go to TensorBoard, and every record to metrics.jsonl, one JSON object per line, with units in the keys. The
-    first record of each start holds versions and configurations.
+    Curves go to TensorBoard, and every record to metrics.jsonl, one JSON object per line, with
+    units in the keys. The first record of each start holds versions and configurations.
 
     Args:
         work_dir: the run directory; None writes nothing, as on all ranks but the first.
-        resumed_from: the step of the checkpoint that the run resumes from; records of later steps are dropped.
+        resumed_from: the step of the checkpoint that the run resumes from; records of later steps
+            are dropped.
         owes_evaluation: the evaluation of that step will be repeated.
     """
 
     def __init__(
-        self, work_dir: Path | None, resumed_from: int | None = None, *, owes_evaluation: bool = False
+        self,
+        work_dir: Path | None,
+        resumed_from: int | None = None,
+        *,
+        owes_evaluation: bool = False,
     ) -> None:
         self._records: FileIO | None = None
         self._curves: FileIO | None = None
@@ -73,23 +101,36 @@ class Metrics:
             if resumed_from is not None:
                 _cut(work_dir / RECORDS, resumed_from, owes_evaluation=owes_evaluation)
             # unbuffered: nothing is lost when the process is killed
-            self._records = open(work_dir / RECORDS, "ab", buffering=0, opener=not_through_a_link)  # noqa: SIM115
+            records = work_dir / RECORDS
+            self._records = open(  # noqa: SIM115
+                records, "ab", buffering=0, opener=not_through_a_link
+            )
             (work_dir / CURVES).mkdir(exist_ok=True)
             events = work_dir / CURVES / _event_file()
-            self._curves = open(events, "ab", buffering=0, opener=not_through_a_link)  # noqa: SIM115
+            self._curves = open(  # noqa: SIM115
+                events, "ab", buffering=0, opener=not_through_a_link
+            )
             self._add_event(file_version=_VERSION)
             if resumed_from is not None:  # TensorBoard then drops later points of older files
                 self._add_event(step=resumed_from + 1, session_log={"status": 1})
 
     def start(self, **what: Any) -> None:
-        """Write the first record of a start; TensorBoard gets the configurations as hyperparameters."""
+        """Write the first record of a start; TensorBoard gets the configurations as
+        hyperparameters.
+        """
         self._record({"kind": "start", "time/unix_s": time.time(), **what})
         if self._curves is not None:
             from torch.utils.tensorboard.summary import custom_scalars, hparams
 
             values = {**what.get("model", {}), **what.get("context", {}), **what.get("train", {})}
-            shown = {name: values[name] for name in _HYPERPARAMETERS if values.get(name) is not None}
-            for summary in (*hparams(shown, {"perplexity/valid": 0, "perplexity/test": 0}), custom_scalars(_TOGETHER)):
+            shown = {}
+            for name in _HYPERPARAMETERS:
+                if values.get(name) is not None:
+                    shown[name] = values[name]
+            for summary in (
+                *hparams(shown, {"perplexity/valid": 0, "perplexity/test": 0}),
+                custom_scalars(_TOGETHER),
+            ):
                 self._add_event(summary=summary)
 
     def add(self, kind: str, step: int, values: dict[str, float], **position: int) -> None:
@@ -101,7 +142,9 @@ class Metrics:
             position: counters, without curves.
         """
         self._record({"kind": kind, "step": step, "time/unix_s": time.time(), **position, **values})
-        points = [{"tag": _CURVES.get(name, name), "simple_value": value} for name, value in values.items()]
+        points = []
+        for name, value in values.items():
+            points.append({"tag": _CURVES.get(name, name), "simple_value": value})
         self._add_event(step=step, summary={"value": points})
 
     def add_text(self, name: str, step: int, text: str) -> None:
@@ -130,11 +173,16 @@ class Metrics:
 
 
 def show_pictures(work_dir: Path, pictures: Iterable[Path]) -> None:
-    """Add PNG files of an evaluation to the TensorBoard of a run, if it has one that can be written to."""
+    """Add PNG files of an evaluation to the TensorBoard of a run, if it has one that can be written
+    to.
+    """
     folder = work_dir / CURVES
     if folder.is_symlink() or not folder.is_dir() or not os.access(folder, os.W_OK):
         return
-    images = [{"tag": f"pictures/{path.stem}", "image": _image(path)} for path in pictures if path.suffix == ".png"]
+    images = []
+    for path in pictures:
+        if path.suffix == ".png":
+            images.append({"tag": f"pictures/{path.stem}", "image": _image(path)})
     if images:
         with open(folder / _event_file(".pictures"), "ab", opener=not_through_a_link) as file:
             file.write(_event(file_version=_VERSION) + _event(summary={"value": images}))
@@ -151,8 +199,9 @@ def _event_file(kind: str = "") -> str:
 
 
 def _event(**fields: Any) -> bytes:
-    """An event in TensorBoard's file format. Not by torch's SummaryWriter, whose thread hides errors such as a full
-    disk."""
+    """An event in TensorBoard's file format. Not by torch's SummaryWriter, whose thread hides
+    errors such as a full disk.
+    """
     from tensorboard.compat.proto import event_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -163,9 +212,12 @@ def _event(**fields: Any) -> bytes:
 
 
 def validation_curve(run: Path) -> list[tuple[int, float]]:
-    """Tokens read and nats per token of each validation of a run, given by its folder or one of its checkpoints; empty
-    if the run has no records. Raises `UsageError` if they are damaged."""
-    path = next((folder / RECORDS for folder in (run, run.parent) if (folder / RECORDS).is_file()), None)
+    """Tokens read and nats per token of each validation of a run, given by its folder or one of its
+    checkpoints; empty if the run has no records. Raises `UsageError` if they are damaged.
+    """
+    path = next(
+        (folder / RECORDS for folder in (run, run.parent) if (folder / RECORDS).is_file()), None
+    )
     if path is None:
         return []
     try:
@@ -177,19 +229,27 @@ def validation_curve(run: Path) -> list[tuple[int, float]]:
 def curve_of(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
     """Tokens read and nats per token of each validation among the records of a run."""
     valid = [record for record in records if record["kind"] == "valid"]
-    return [(record["tokens"], record["valid/nll_nats"]) for record in valid if record["valid/nll_nats"]]
+    points = []
+    for record in valid:
+        if record["valid/nll_nats"]:
+            points.append((record["tokens"], record["valid/nll_nats"]))
+    return points
 
 
 def require_own_records(work_dir: Path) -> None:
-    """Raise `UsageError` if the folder has a metrics.jsonl that txl has not written, `OSError` if records or curves
-    would be written through a link."""
+    """Raise `UsageError` if the folder has a metrics.jsonl that txl has not written, `OSError` if
+    records or curves would be written through a link.
+    """
     path = work_dir / RECORDS
     require_no_link(path)
     require_no_link(work_dir / CURVES)
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
             ours = file.readline(2**20).startswith(b'{"kind": "start", ')
-        require(ours, f"{path}: not written by txl; name another folder with --work_dir, or move the file")
+        require(
+            ours,
+            f"{path}: not written by txl; name another folder with --work_dir, or move the file",
+        )
 
 
 def remove_records(work_dir: Path) -> None:
@@ -200,7 +260,9 @@ def remove_records(work_dir: Path) -> None:
 
 
 def _append(file: FileIO, content: bytes) -> None:
-    """All or nothing: after a write that failed half way, the next record would continue the same line."""
+    """All or nothing: after a write that failed half way, the next record would continue the same
+    line.
+    """
     begin = os.fstat(file.fileno()).st_size
     with errors_naming(Path(file.name)):
         try:
@@ -222,14 +284,17 @@ def _cut(path: Path, step: int, *, owes_evaluation: bool) -> None:
                 late = record.get("step", 0) > step or (
                     owes_evaluation and record.get("kind") == "valid" and record["step"] == step
                 )
-            except (ValueError, AttributeError, TypeError):  # keep lines of others, but not an incomplete last one
+            # keep lines of others, but not an incomplete last one
+            except (ValueError, AttributeError, TypeError):
                 late = not line.endswith(b"\n")
             if not late:
                 new.write(line if line.endswith(b"\n") else line + b"\n")
 
 
 def provenance() -> dict[str, Any]:
-    """The command line, versions, the processor, the commit of the code, and whether it has uncommitted changes."""
+    """The command line, versions, the processor, the commit of the code, and whether it has
+    uncommitted changes.
+    """
     import torch
 
     from txl import __version__
@@ -238,7 +303,11 @@ def provenance() -> dict[str, Any]:
         try:
             here = Path(__file__).parent
             return subprocess.run(
-                ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True
+                ["git", "-C", str(here), *words],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=True,
             ).stdout.strip()
         except (OSError, subprocess.SubprocessError):
             return None

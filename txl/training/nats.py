@@ -4,24 +4,26 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context
-from txl.model.memory import loss_of
 from txl.model.streams import Memory
 from txl.model.transformer import Output, TransformerXL
+from txl.ops.numbers import total
 from txl.training.label_smoothing import smoothing
 
 
 class Nats(nn.Module):
-    """Its forward pass returns loss and nats of each target, the memory, and what that adds to the loss, detached;
-    DistributedDataParallel wraps it.
+    """Its forward pass returns loss and nats of each target, the memory, and what that adds to the
+    loss, detached; DistributedDataParallel wraps it.
 
-    The loss is the nats plus the term of label smoothing and that of the memory. Its gradient must be the same for
-    every target. The segment is read in `n_part` parts: what a memory computes flows from part to part with its
-    gradient, and is detached at the end.
+    The loss is the nats plus the term of label smoothing and that of the memory. Its gradient must
+    be the same for every target. The segment is read in `n_part` parts: what a memory computes
+    flows from part to part with its gradient, and is detached at the end.
     """
 
     def __init__(self, model: TransformerXL, label_smoothing: float, n_part: int = 1) -> None:
         super().__init__()
-        self.model, self.label_smoothing, self.n_part = model, label_smoothing, n_part
+        self.model = model
+        self.label_smoothing = label_smoothing
+        self.n_part = n_part
 
     def forward(
         self,
@@ -31,10 +33,20 @@ class Nats(nn.Module):
         context: Context,
         since_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Memory, Tensor | None]:
-        losses, nlls, own = [], [], []
+        losses = []
+        nlls = []
+        own = []
         softmax = self.model.softmax
-        since = [None] * self.n_part if since_BT is None else since_BT.chunk(self.n_part, dim=1)
-        parts = zip(input_BT.chunk(self.n_part, dim=1), target_BT.chunk(self.n_part, dim=1), since, strict=False)
+        if since_BT is None:
+            since = [None] * self.n_part
+        else:
+            since = since_BT.chunk(self.n_part, dim=1)
+        parts = zip(
+            input_BT.chunk(self.n_part, dim=1),
+            target_BT.chunk(self.n_part, dim=1),
+            since,
+            strict=False,
+        )
         for input_part, target_part, since_part in parts:
             tables = self.model.reused_tables()
             out: Output = self.model(input_part, memory, context, since_part, tables)
@@ -43,14 +55,19 @@ class Nats(nn.Module):
             loss_BT = softmax.nll(hidden_BTD, target_part, tables, same_weight=True)
             nlls.append(loss_BT.detach())
             if self.label_smoothing:
-                loss_BT = loss_BT + self.label_smoothing * smoothing(softmax, hidden_BTD, target_part)
-            of_memory = loss_of(memory.states)
+                loss_BT = loss_BT + self.label_smoothing * smoothing(
+                    softmax, hidden_BTD, target_part
+                )
+            of_memory = total(state.loss for state in memory.states)
             if of_memory is not None:
                 own.append(of_memory.detach())
                 loss_BT = loss_BT + of_memory
             losses.append(loss_BT)
         assert memory is not None
-        mean = torch.stack(own).mean() if own else None
+        if own:
+            mean = torch.stack(own).mean()
+        else:
+            mean = None
         memory = Memory(tuple(state._replace(loss=None) for state in memory.states))
         if any(tensor.requires_grad for state in memory.states for tensor in state.extra.values()):
             memory = memory.detached()

@@ -19,7 +19,9 @@ _KINDS = {
     Muon: ("momentum_buffer",),
     torch.optim.Adagrad: ("step", "sum"),
 }
-"""The tensors that optimizers other than Adam and its like keep per parameter; SGD without momentum: none."""
+"""The tensors that optimizers other than Adam and its like keep per parameter; SGD without
+momentum: none.
+"""
 
 
 class Optimizers:
@@ -50,9 +52,13 @@ class Optimizers:
     def can_skip_on_device(self) -> bool:
         """True if a flag on the device can make `step` change nothing."""
         in_shards = any(is_in_shards(p) for p in self._names)
-        return all(o.defaults.get("fused") or (isinstance(o, Lamb) and not in_shards) for o in self._all)
+        return all(
+            o.defaults.get("fused") or (isinstance(o, Lamb) and not in_shards) for o in self._all
+        )
 
-    def step(self, *, skip: Tensor | None = None, scaler: torch.amp.GradScaler | None = None) -> None:
+    def step(
+        self, *, skip: Tensor | None = None, scaler: torch.amp.GradScaler | None = None
+    ) -> None:
         """Update all weights; change nothing if `skip`, a number on the device, is 1."""
         for optimizer in self._all:
             if skip is not None:
@@ -74,44 +80,63 @@ class Optimizers:
 
     def state(self) -> dict[str, Tensor]:
         """The state of the optimizers, as `parameter name:kind` -> tensor."""
-        return {
-            f"{self._names[parameter]}:{kind}": value
-            for optimizer in self._all
-            for parameter, kinds in optimizer.state.items()
-            for kind, value in kinds.items()
-            if isinstance(value, Tensor)
-        }
+        states = {}
+        for optimizer in self._all:
+            for parameter, kinds in optimizer.state.items():
+                for kind, value in kinds.items():
+                    if isinstance(value, Tensor):
+                        states[f"{self._names[parameter]}:{kind}"] = value
+        return states
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state()` returned. Raises `ValueError` if its parameters or its optimizer are others.
+        """Restore what `state()` returned. Raises `ValueError` if its parameters or its optimizer
+        are others.
 
-        A run continues with the matrices that its Muon began with: version 0.2 gave it `r_net`, too.
+        A run continues with the matrices that its Muon began with: version 0.2 gave it `r_net`,
+        too.
         """
         if self._config.optim == "muon":
-            with_momentum = [p for p, name in self._names.items() if f"{name}:momentum_buffer" in state]
+            with_momentum = []
+            for p, name in self._names.items():
+                if f"{name}:momentum_buffer" in state:
+                    with_momentum.append(p)
             self._all = list(_build(self._names, self._config, with_momentum))
         left = dict(state)
         for optimizer in self._all:
-            kinds = _KINDS.get(type(optimizer), _OF_ADAM) if optimizer.defaults.get("momentum", True) else ()
+            if optimizer.defaults.get("momentum", True):
+                kinds = _KINDS.get(type(optimizer), _OF_ADAM)
+            else:
+                kinds = ()
             for group in optimizer.param_groups:
                 for parameter, kind in itertools.product(group["params"], kinds):
                     value = left.pop(f"{self._names[parameter]}:{kind}", None)
-                    shape = torch.Size() if kind == "step" else parameter.shape
+                    if kind == "step":
+                        shape = torch.Size()
+                    else:
+                        shape = parameter.shape
                     if value is None or value.shape != shape or not value.is_floating_point():
-                        raise ValueError(f"holds no {kind} of {self._names[parameter]}, or of another shape")
+                        raise ValueError(
+                            f"holds no {kind} of {self._names[parameter]}, or of another shape"
+                        )
                     on_host = kind == "step" and not group.get("fused")
-                    optimizer.state[parameter][kind] = value.to("cpu" if on_host else parameter.device)
+                    optimizer.state[parameter][kind] = value.to(
+                        "cpu" if on_host else parameter.device
+                    )
         if left:
             raise ValueError(f"holds {next(iter(left))}, which is not of this optimizer")
 
 
 def hidden_matrices(model: Body) -> list[Tensor]:
-    """The matrices of the layers' attention and feed-forward networks that mix features of hidden states: what Muon
-    updates (Jordan et al. 2024)."""
+    """The matrices of the layers' attention and feed-forward networks that mix features of hidden
+    states: what Muon updates (Jordan et al. 2024).
+    """
     layers: list[nn.Linear] = []
     for layer in model.layers:
         pos = layer.attn.pos
-        of_positions = set() if pos.mixes_hidden_states else set(pos.modules())
+        if pos.mixes_hidden_states:
+            of_positions = set()
+        else:
+            of_positions = set(pos.modules())
         for module in (*layer.attn.modules(), *layer.ff.modules()):
             if isinstance(module, nn.Linear) and module not in of_positions:
                 layers.append(module)
@@ -119,31 +144,51 @@ def hidden_matrices(model: Body) -> list[Tensor]:
 
 
 def matrices_of_muon(model: Body, config: TrainConfig) -> list[Tensor]:
-    """The matrices that Muon updates: those that mix features of hidden states, and with `muon_positions` those of the
-    position encodings."""
+    """The matrices that Muon updates: those that mix features of hidden states, and with
+    `muon_positions` those of the position encodings.
+    """
     matrices = hidden_matrices(model)
     if config.muon_positions:
         known = set(matrices)
-        inside = [module for layer in model.layers for module in layer.attn.pos.modules()]
-        weights = [module.weight for module in inside if isinstance(module, nn.Linear)]
-        matrices += [weight for weight in dict.fromkeys(weights) if weight not in known]
+        inside = []
+        for layer in model.layers:
+            for module in layer.attn.pos.modules():
+                inside.append(module)
+        weights = []
+        for module in inside:
+            if isinstance(module, nn.Linear):
+                weights.append(module.weight)
+        for weight in dict.fromkeys(weights):
+            if weight not in known:
+                matrices.append(weight)
     return matrices
 
 
 def tensors_kept(
     parameters: Iterable[Tensor], config: TrainConfig, matrices: Iterable[Tensor] = ()
 ) -> dict[Tensor, int]:
-    """How many tensors of its size the optimizer keeps of each parameter; arguments as of `Optimizers`."""
+    """How many tensors of its size the optimizer keeps of each parameter; arguments as of
+    `Optimizers`.
+    """
     kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}.get(config.optim)
-    kinds = dict.fromkeys(parameters, () if config.optim == "sgd" and not config.mom else _KINDS.get(kind, _OF_ADAM))
+    kinds = dict.fromkeys(
+        parameters, () if config.optim == "sgd" and not config.mom else _KINDS.get(kind, _OF_ADAM)
+    )
     if config.optim == "muon":
         kinds |= dict.fromkeys(matrices, _KINDS[Muon])
     return {parameter: sum(name != "step" for name in some) for parameter, some in kinds.items()}
 
 
-def _build(parameters: Iterable[Tensor], config: TrainConfig, matrices: list[Any]) -> Iterator[torch.optim.Optimizer]:
-    every, lr, decay = list(parameters), config.lr, config.weight_decay
-    adam = {"betas": (config.beta1, config.beta2), "eps": config.epsilon or (1e-6 if config.optim == "lamb" else 1e-8)}
+def _build(
+    parameters: Iterable[Tensor], config: TrainConfig, matrices: list[Any]
+) -> Iterator[torch.optim.Optimizer]:
+    every = list(parameters)
+    lr = config.lr
+    decay = config.weight_decay
+    adam = {
+        "betas": (config.beta1, config.beta2),
+        "eps": config.epsilon or (1e-6 if config.optim == "lamb" else 1e-8),
+    }
     match config.optim:
         case "adam":
             yield torch.optim.Adam(every, lr=lr, weight_decay=decay, fused=True, **adam)
@@ -151,7 +196,9 @@ def _build(parameters: Iterable[Tensor], config: TrainConfig, matrices: list[Any
             yield torch.optim.AdamW(every, lr=lr, weight_decay=decay, fused=True, **adam)
         case "sgd":
             in_shards = any(is_in_shards(p) for p in every)  # they have no fused SGD
-            yield torch.optim.SGD(every, lr=lr, momentum=config.mom, weight_decay=decay, fused=not in_shards)
+            yield torch.optim.SGD(
+                every, lr=lr, momentum=config.mom, weight_decay=decay, fused=not in_shards
+            )
         case "adagrad":
             yield torch.optim.Adagrad(every, lr=lr, weight_decay=decay)
         case "lamb":
@@ -164,22 +211,26 @@ def _build(parameters: Iterable[Tensor], config: TrainConfig, matrices: list[Any
 
 
 def learning_rate(update: int, config: TrainConfig) -> float:
-    """The scheduled rate of an update, counted from 0. For `dev_perf`, `Plateau` scales the rate of `constant`.
+    """The scheduled rate of an update, counted from 0. For `dev_perf`, `Plateau` scales the rate of
+    `constant`.
 
-    With --warmup_convention txl the rate rises linearly over the first warmup_step updates, from lr / warmup_step to
-    lr. After the warmup, with n = update + 1 and p from 0 to 1 over the updates left:
+    With --warmup_convention txl the rate rises linearly over the first warmup_step updates, from lr
+    / warmup_step to lr. After the warmup, with n = update + 1 and p from 0 to 1 over the updates
+    left:
 
         cosine    eta_min + (lr - eta_min) (1 + cos(pi p)) / 2
         inv_sqrt  lr sqrt(w / n), w = max(1, warmup_step)
         constant  lr
 
-    With `original`, as in kimiyoung/transformer-xl, the rate is set after each update: the first update uses the full
-    lr, update k < warmup_step uses k lr / warmup_step; the cosine covers all updates and begins with a jump after the
-    warmup; `constant` stays one step short of lr; inv_sqrt is lr min(k / w^1.5, k^-0.5).
+    With `original`, as in kimiyoung/transformer-xl, the rate is set after each update: the first
+    update uses the full lr, update k < warmup_step uses k lr / warmup_step; the cosine covers all
+    updates and begins with a jump after the warmup; `constant` stays one step short of lr; inv_sqrt
+    is lr min(k / w^1.5, k^-0.5).
     """
     if config.warmup_convention == "original":
         return _original_rate(update, config)
-    warmup, lr = config.warmup_step, config.lr
+    warmup = config.warmup_step
+    lr = config.lr
     if update < warmup:
         return lr * (update + 1) / warmup
     if config.scheduler == "cosine":
@@ -190,38 +241,54 @@ def learning_rate(update: int, config: TrainConfig) -> float:
 
 
 def _original_rate(update: int, config: TrainConfig) -> float:
-    warmup, lr = config.warmup_step, config.lr
+    warmup = config.warmup_step
+    lr = config.lr
     if config.scheduler == "inv_sqrt":
         if update > warmup:
             return lr / math.sqrt(update)
-        return lr * update / warmup**1.5 if warmup else lr
+        if warmup:
+            return lr * update / warmup**1.5
+        return lr
     if update < warmup:
-        return lr * update / warmup if update else lr
+        if update:
+            return lr * update / warmup
+        return lr
     if config.scheduler == "cosine":
         return _cosine(update / config.schedule_length, config)
-    return lr * (warmup - 1) / warmup if warmup > 1 else lr
+    if warmup > 1:
+        return lr * (warmup - 1) / warmup
+    return lr
 
 
 def _cosine(share: float, config: TrainConfig) -> float:
-    return config.eta_min + (config.lr - config.eta_min) * (1 + math.cos(math.pi * min(1.0, share))) / 2
+    return (
+        config.eta_min
+        + (config.lr - config.eta_min) * (1 + math.cos(math.pi * min(1.0, share))) / 2
+    )
 
 
 class Plateau:
-    """The factor of schedule dev_perf, multiplied by decay_rate when the validation loss stops improving.
+    """The factor of schedule dev_perf, multiplied by decay_rate when the validation loss stops
+    improving.
 
-    Like torch's ReduceLROnPlateau with its defaults, which the original uses: improvements below 1e-4 of the loss do
-    not count. The rate never falls below lr_min. Differs: a reduction during the warmup stays, where the original's
-    next update sets the rate anew, and those by less than 1e-8 are made.
+    Like torch's ReduceLROnPlateau with its defaults, which the original uses: improvements below
+    1e-4 of the loss do not count. The rate never falls below lr_min.
+    Differs: a reduction during
+    the warmup stays, where the original's next update sets the rate anew, and those by less than
+    1e-8 are made.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self.factor, self.best, self.n_bad = 1.0, math.inf, 0
+        self.factor = 1.0
+        self.best = math.inf
+        self.n_bad = 0
 
     def see(self, valid_nats: float) -> None:
         """Take in a validation loss."""
         if valid_nats < self.best * (1 - 1e-4):
-            self.best, self.n_bad = valid_nats, 0
+            self.best = valid_nats
+            self.n_bad = 0
         else:
             self.n_bad += 1
         if self.n_bad > self._config.patience:
@@ -239,5 +306,9 @@ class Plateau:
         return {"factor": self.factor, "best": self.best, "n_bad": self.n_bad}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.factor, self.n_bad = state["factor"], state["n_bad"]
-        self.best = math.inf if state["best"] is None else state["best"]
+        self.factor = state["factor"]
+        self.n_bad = state["n_bad"]
+        if state["best"] is None:
+            self.best = math.inf
+        else:
+            self.best = state["best"]

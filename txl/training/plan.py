@@ -1,6 +1,8 @@
-"""A training on a given number of devices, estimated without running it: memory, traffic, time and what limits it.
+"""A training on a given number of devices, estimated without running it: memory, traffic, time and
+what limits it.
 
-The model may be made of fake tensors (`torch._subclasses.FakeTensorMode`), so that nothing is allocated or computed.
+The model may be made of fake tensors (`torch._subclasses.FakeTensorMode`), so that nothing is
+allocated or computed.
 """
 
 import dataclasses
@@ -14,15 +16,22 @@ from txl.config import SIZE, Checked, Context, option
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import MOST_PROCESSES, Ranks
 from txl.training.config import TrainConfig
-from txl.training.estimate import flops_per_token, lasting_bytes, passing_bytes, run_layer, weight_bytes
+from txl.training.estimate import (
+    flops_per_token,
+    lasting_bytes,
+    passing_bytes,
+    run_layer,
+    weight_bytes,
+)
 
 _LAUNCH_S = 8e-6
 """Seconds in which PyTorch starts an operator on a GPU without torch.compile."""
 
 
 class Device(NamedTuple):
-    """Vendors' figures of a GPU: memory in GiB, dense TFLOP/s in 16 bits and in float32, GB/s in one direction that it
-    sends inside its host and that its host sends to others."""
+    """Vendors' figures of a GPU: memory in GiB, dense TFLOP/s in 16 bits and in float32, GB/s in
+    one direction that it sends inside its host and that its host sends to others.
+    """
 
     gib: float
     tflops: float
@@ -48,24 +57,44 @@ class ClusterConfig(Checked):
     gpus_per_host: int = option(8, "GPUs of a host", minimum=1, maximum=MOST_PROCESSES)
     gpu: Literal["a100", "h100", "h200", "b200", "l40s"] = option(
         "h100",
-        "kind of GPU, whose figures by its vendor are the defaults of --tflops, --gpu_gib, --within and --between",
+        "kind of GPU, whose figures by its vendor are the defaults of --tflops, --gpu_gib, --within"
+        " and --between",
     )
-    tflops: float | None = option(None, "peak of a GPU in TFLOP/s, in the dtype of the products", above=0)
+    tflops: float | None = option(
+        None, "peak of a GPU in TFLOP/s, in the dtype of the products", above=0
+    )
     mfu: float = option(
-        0.3, "share of that peak that a step reaches on one GPU; measure it with a short run", above=0, maximum=1
+        0.3,
+        "share of that peak that a step reaches on one GPU; measure it with a short run",
+        above=0,
+        maximum=1,
     )
     gpu_gib: float | None = option(None, "memory of a GPU in GiB", above=0)
     within: float | None = option(None, "GB/s that a GPU sends to others of its host", above=0)
     between: float | None = option(None, "GB/s that a host sends to other hosts", above=0)
-    n_token: int | None = option(None, "words in the vocabulary (not given: that of the data set)", **SIZE)
+    n_token: int | None = option(
+        None, "words in the vocabulary (not given: that of the data set)", **SIZE
+    )
     json: str | None = option(None, "write the results to this file")
 
     def device(self, dtype: torch.dtype, *, tf32: bool) -> Device:
         """The figures of a device: those given over those of its kind."""
         known = DEVICES[self.gpu]
-        peak = known.tflops if dtype != torch.float32 else known.tflops / 2 if tf32 else known.tflops_float32
-        given = {"gib": self.gpu_gib, "tflops": self.tflops, "within": self.within, "between": self.between}
-        return known._replace(tflops=peak)._replace(**{k: v for k, v in given.items() if v is not None})
+        if dtype != torch.float32:
+            peak = known.tflops
+        elif tf32:
+            peak = known.tflops / 2
+        else:
+            peak = known.tflops_float32
+        given = {
+            "gib": self.gpu_gib,
+            "tflops": self.tflops,
+            "within": self.within,
+            "between": self.between,
+        }
+        return known._replace(tflops=peak)._replace(
+            **{k: v for k, v in given.items() if v is not None}
+        )
 
 
 @dataclass(frozen=True)
@@ -96,22 +125,33 @@ class Plan:
         """What takes most of a step: computation, communication or launches."""
         if self.launch_s > max(self.compute_s, self.send_s):
             return "launches"
-        return "computation" if self.step_s <= 1.05 * self.compute_s else "communication"
+        if self.step_s <= 1.05 * self.compute_s:
+            return "computation"
+        return "communication"
 
 
 def memory_plan(
-    model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks, dtype: torch.dtype, *, shard: bool
+    model: TransformerXL,
+    config: TrainConfig,
+    context: Context,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    *,
+    shard: bool,
 ) -> dict[str, int]:
     """Bytes of a process at its peak by purpose, with DistributedDataParallel or in shards."""
     config = dataclasses.replace(config, shard=shard)
-    return lasting_bytes(model, config, context, ranks.world) | passing_bytes(model, config, context, ranks, dtype)
+    return lasting_bytes(model, config, context, ranks.world) | passing_bytes(
+        model, config, context, ranks, dtype
+    )
 
 
 def sent_bytes(model: TransformerXL, config: TrainConfig, world: int, *, shard: bool) -> int:
     """Bytes that a device sends in a step, by ring algorithms.
 
-    DistributedDataParallel: an all-reduce of the gradients. Shards: all-gathers of the weights, those of layers in the
-    forward and the backward pass, and a reduce-scatter of the gradients; in each part of --batch_chunk.
+    DistributedDataParallel: an all-reduce of the gradients. Shards: all-gathers of the weights,
+    those of layers in the forward and the backward pass, and a reduce-scatter of the gradients; in
+    each part of --batch_chunk.
     """
     weights = weight_bytes(model)
     if not shard:
@@ -122,7 +162,9 @@ def sent_bytes(model: TransformerXL, config: TrainConfig, world: int, *, shard: 
 
 def checkpoint_bytes(model: TransformerXL, config: TrainConfig, context: Context) -> int:
     """Bytes of a checkpoint: weights, optimizer, average, and the memory of all streams."""
-    lasting = lasting_bytes(model, dataclasses.replace(config, swap_mem=False, shard=False), context, 1)
+    lasting = lasting_bytes(
+        model, dataclasses.replace(config, swap_mem=False, shard=False), context, 1
+    )
     return sum(lasting.values()) - lasting["memory"] // 2
 
 
@@ -141,18 +183,29 @@ def plan(
         config: whose batch divides into the devices.
         dtype: of the matrix products.
     """
-    world, device = cluster.gpus, cluster.device(dtype, tf32=config.tf32)
+    world = cluster.gpus
+    device = cluster.device(dtype, tf32=config.tf32)
     ranks = Ranks(0, world, torch.device("cuda"))
     sent = sent_bytes(model, config, world, shard=shard)
     n_token = config.batch_size // world * context.tgt_len
     compute_s = n_token * flops_per_token(model, context) / (device.tflops * 1e12 * cluster.mfu)
     # every byte of a ring crosses the border of its host once
-    speed = device.within if world <= cluster.gpus_per_host else min(device.within, device.between)
+    if world <= cluster.gpus_per_host:
+        speed = device.within
+    else:
+        speed = min(device.within, device.between)
     send_s = sent / (speed * 1e9)
-    n_launch = 0 if config.compile else 3 * model.config.n_layer * config.batch_chunk * operators(model, context)
+    if config.compile:
+        n_launch = 0
+    else:
+        n_launch = 3 * model.config.n_layer * config.batch_chunk * operators(model, context)
     launch_s = n_launch * _LAUNCH_S
-    # gradients are sent during the backward pass, two thirds of a step; weights in shards during all of it
-    overlapping = max(compute_s, send_s) if shard else compute_s / 3 + max(2 * compute_s / 3, send_s)
+    # gradients are sent during the backward pass, two thirds of a step; weights in shards during
+    # all of it
+    if shard:
+        overlapping = max(compute_s, send_s)
+    else:
+        overlapping = compute_s / 3 + max(2 * compute_s / 3, send_s)
     memory = memory_plan(model, config, context, ranks, dtype, shard=shard)
     return Plan(memory, sent, compute_s, send_s, launch_s, max(overlapping, launch_s))
 
@@ -170,6 +223,9 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.n += (
-            func.namespace != "prim" and not func.is_view and "empty" not in func.name() and "view" not in func.name()
+            func.namespace != "prim"
+            and not func.is_view
+            and "empty" not in func.name()
+            and "view" not in func.name()
         )
         return func(*args, **(kwargs or {}))

@@ -15,7 +15,9 @@ from txl.training.estimate import flops_per_token, layer_parameters, remembered
 from txl.training.loop import Outcome
 
 
-def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_step: int, ranks: Ranks) -> None:
+def require_disk(
+    folder: Path, config: TrainConfig, needed: dict[str, int], n_step: int, ranks: Ranks
+) -> None:
     """Raise `UsageError` on all ranks if the disk is too small for the checkpoints.
 
     Args:
@@ -25,15 +27,19 @@ def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_st
     state = needed["weights"] + needed["optimizer"] + needed.get("average", 0)
     one = state * (ranks.world if config.shard else 1) + needed["memory"] // 2 * ranks.world
     interval = min(config.eval_interval, config.save_interval or config.eval_interval)
-    n = min(config.keep_last + 2, -(-n_step // interval))  # with the best one and the one being written
+    # with the best one and the one being written
+    n = min(config.keep_last + 2, -(-n_step // interval))
 
     def check() -> None:
-        held = sum(path.stat().st_size for path in folder.glob("step_*/*") if not path.parent.is_symlink())
+        held = sum(
+            path.stat().st_size for path in folder.glob("step_*/*") if not path.parent.is_symlink()
+        )
         free = shutil.disk_usage(folder).free
         require(
             n * one <= free + held,
-            f"--work_dir {folder}: {n} checkpoint(s) of {one / 2**30:.2f} GiB do not fit on its disk, where "
-            f"{free / 2**30:.2f} GiB are free; make room, name a folder on another disk, or lower --keep_last",
+            f"--work_dir {folder}: {n} checkpoint(s) of {one / 2**30:.2f} GiB do not fit on its"
+            f" disk, where {free / 2**30:.2f} GiB are free; make room, name a folder on another"
+            " disk, or lower --keep_last",
         )
 
     ranks.by_main(check)
@@ -41,12 +47,17 @@ def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_st
 
 def require_shares(config: TrainConfig, ranks: Ranks) -> None:
     """Raise `UsageError` unless the streams divide evenly into processes and chunks."""
-    parts, streams = ranks.world * config.batch_chunk, config.batch_size
+    parts = ranks.world * config.batch_chunk
+    streams = config.batch_size
     fit = worlds_that_fit(config, ranks.world)
-    others = f"; processes can be {fit}" if fit else ""
+    if fit:
+        others = f"; processes can be {fit}"
+    else:
+        others = ""
     require(
         streams >= ranks.world,
-        f"--batch_size {streams}: fewer streams than the {ranks.world} processes; give at least {ranks.world}{others}",
+        f"--batch_size {streams}: fewer streams than the {ranks.world} processes; give at least"
+        f" {ranks.world}{others}",
     )
     near = sorted({max(parts, streams // parts * parts), -(-streams // parts) * parts})
     require(
@@ -57,9 +68,14 @@ def require_shares(config: TrainConfig, ranks: Ranks) -> None:
 
 
 def worlds_that_fit(config: TrainConfig, near: int) -> str:
-    """Numbers of processes that the streams divide into, the five nearest to `near`, in words; empty: none."""
+    """Numbers of processes that the streams divide into, the five nearest to `near`, in words;
+    empty: none.
+    """
     each, rest = divmod(config.batch_size, config.batch_chunk)
-    small = [] if rest else [n for n in range(1, math.isqrt(each) + 1) if each % n == 0]
+    if rest:
+        small = []
+    else:
+        small = [n for n in range(1, math.isqrt(each) + 1) if each % n == 0]
     fit = {*small, *(each // n for n in small)}
     return ", ".join(map(str, sorted(sorted(fit, key=lambda n: abs(n - near))[:5])))
 
@@ -73,21 +89,30 @@ def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ran
         return outcome.status
     best = perplexity(outcome.best_nats)
     print_line(
-        f"| End of training | best valid ppl {best:9.3f} | {outcome.tok_per_s:.0f} tok/s | checkpoints in {run_folder}"
+        f"| End of training | best valid ppl {best:9.3f} | {outcome.tok_per_s:.0f} tok/s |"
+        f" checkpoints in {run_folder}"
     )
     missed = []
     if config.target_perplexity is not None and not best <= config.target_perplexity:
-        missed.append(f"valid perplexity {best:.3f} is above --target_perplexity {config.target_perplexity}")
+        missed.append(
+            f"valid perplexity {best:.3f} is above --target_perplexity {config.target_perplexity}"
+        )
     if config.target_throughput is not None and 0 < outcome.tok_per_s < config.target_throughput:
-        missed.append(f"{outcome.tok_per_s:.0f} tokens/s are below --target_throughput {config.target_throughput}")
+        missed.append(
+            f"{outcome.tok_per_s:.0f} tokens/s are below --target_throughput"
+            f" {config.target_throughput}"
+        )
     for line in missed:
         print_line(f"| missed: {line}")
-    return 1 if missed else 0
+    if missed:
+        return 1
+    return 0
 
 
 def sizes(model: TransformerXL, context: Context) -> dict[str, float]:
-    """For metrics.jsonl: the sizes of the model and of the memory of a stream, and the operations of forward and
-    backward pass per trained token."""
+    """For metrics.jsonl: the sizes of the model and of the memory of a stream, and the operations
+    of forward and backward pass per trained token.
+    """
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameters_in_layers": sum(p.numel() for p in layer_parameters(model)),
@@ -101,8 +126,9 @@ def describe(model: TransformerXL, ranks: Ranks, n_segment: int) -> str:
     n_all = sum(p.numel() for p in model.parameters())
     n_layers = sum(p.numel() for p in layer_parameters(model))
     return (
-        f"| {n_all:,} parameters ({n_layers:,} in the layers) on {ranks.world} x {device_name(ranks.device)} | "
-        f"{model.config.n_token:,} words | cutoffs {list(model.config.cutoffs)} | {n_segment:,} segments per epoch"
+        f"| {n_all:,} parameters ({n_layers:,} in the layers) on {ranks.world} x"
+        f" {device_name(ranks.device)} | {model.config.n_token:,} words | cutoffs"
+        f" {list(model.config.cutoffs)} | {n_segment:,} segments per epoch"
     )
 
 
@@ -114,4 +140,6 @@ def describe_bytes(needed: dict[str, int]) -> str:
 
 def device_name(device: torch.device) -> str:
     """The name of a GPU, or cpu."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "cpu"

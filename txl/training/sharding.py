@@ -1,4 +1,5 @@
-"""Weights, gradients and optimizer state in shards over the ranks, with PyTorch's `fully_shard` (FSDP2).
+"""Weights, gradients and optimizer state in shards over the ranks, with PyTorch's `fully_shard`
+(FSDP2).
 
 FSDP2 is imported where a model is sharded: it takes half a second.
 """
@@ -18,29 +19,37 @@ from txl.training.init import init_weights
 
 
 def in_shards(config: TrainConfig, ranks: Ranks) -> bool:
-    """True if the model is to be sharded; a run that has come down to one process has nothing to share out."""
+    """True if the model is to be sharded; a run that has come down to one process has nothing to
+    share out.
+    """
     return config.shard and ranks.world > 1
 
 
 def require_shards(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
-    """Raise `UsageError` if the model is to be sharded and a setting is in the way, which the message names."""
+    """Raise `UsageError` if the model is to be sharded and a setting is in the way, which the
+    message names.
+    """
     if not in_shards(config, ranks):
         return
     require(
         not shape.reversible,
-        "--shard: --reversible recomputes its layers by a pass that cannot gather weights; drop one of the two",
+        "--shard: --reversible recomputes its layers by a pass that cannot gather weights; drop one"
+        " of the two",
     )
     require(
         config.optim != "muon",
-        "--shard: --optim muon orthogonalises whole matrices, which no process holds; use adamw or lamb",
+        "--shard: --optim muon orthogonalises whole matrices, which no process holds; use adamw or"
+        " lamb",
     )
 
 
 def model_in_shards(
     shape: ModelConfig, config: TrainConfig, ranks: Ranks, dtype: torch.dtype = torch.float32
 ) -> TransformerXL:
-    """A sharded model without values, in memory for this rank's rows only; seeds the generator and draws from it as a
-    whole model does. A model with buffers is built whole first, for their values."""
+    """A sharded model without values, in memory for this rank's rows only; seeds the generator and
+    draws from it as a whole model does. A model with buffers is built whole first, for their
+    values.
+    """
     rates = {"dropout": config.dropout, "dropatt": config.dropatt}
     torch.manual_seed(config.seed)
     with torch.device("meta"), WholeDraws():
@@ -61,12 +70,13 @@ def drawn_in_shards(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> Tr
 
 
 def shard(model: TransformerXL, ranks: Ranks) -> None:
-    """Give each rank its rows of every parameter; parameters on the device `meta` get memory for these, without values.
+    """Give each rank its rows of every parameter; parameters on the device `meta` get memory for
+    these, without values.
 
-    A layer is gathered for its own pass only. The softmax, and with it the embedding where they share weights, belongs
-    to the root, which stays gathered from the forward pass until `reshard` is called: parts of a segment use it before
-    and after the gradient of a memory has passed through it. Weights that layers share stay gathered from the forward
-    to the backward pass.
+    A layer is gathered for its own pass only. The softmax, and with it the embedding where they
+    share weights, belongs to the root, which stays gathered from the forward pass until `reshard`
+    is called: parts of a segment use it before and after the gradient of a memory has passed
+    through it. Weights that layers share stay gathered from the forward to the backward pass.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -75,7 +85,11 @@ def shard(model: TransformerXL, ranks: Ranks) -> None:
         return_freed_memory()
     mesh = init_device_mesh(ranks.device.type, (ranks.world,))
     of_layers = [set(layer.parameters()) for layer in model.layers]
-    shared = {p for i, mine in enumerate(of_layers) for other in of_layers[:i] for p in mine & other}
+    shared = set()
+    for i, mine in enumerate(of_layers):
+        for other in of_layers[:i]:
+            for p in mine & other:
+                shared.add(p)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, ignored_params=shared)
     encodings = [layer.attn.pos for layer in model.layers]
@@ -107,25 +121,34 @@ def reshard(model: TransformerXL) -> None:
 
 
 class WholeDraws(TorchDispatchMode):
-    """Inside this context random numbers for a meta tensor or a shard are drawn for the whole tensor on the CPU, and
-    whole values are copied to a shard by its part of them.
+    """Inside this context random numbers for a meta tensor or a shard are drawn for the whole
+    tensor on the CPU, and whole values are copied to a shard by its part of them.
 
-    Every rank draws the same, so the generator moves on, and the shards get their values, as in a model that is not
-    sharded. One whole tensor is in memory at a time.
+    Every rank draws the same, so the generator moves on, and the shards get their values, as in a
+    model that is not sharded. One whole tensor is in memory at a time.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten.copy_.default and is_in_shards(args[0]) and not is_in_shards(args[1]):
+        if (
+            func is torch.ops.aten.copy_.default
+            and is_in_shards(args[0])
+            and not is_in_shards(args[1])
+        ):
             return _with_part_of(args[0], args[1])
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        first = args[0] if args and isinstance(args[0], Tensor) else None
+        if args and isinstance(args[0], Tensor):
+            first = args[0]
+        else:
+            first = None
         if first is None:
             func(*args, **kwargs | {"device": "cpu"})
             return func(*args, **kwargs)
         drawn = func(torch.empty(first.shape, dtype=first.dtype), *args[1:], **kwargs)
-        return _with_part_of(first, drawn) if is_in_shards(first) else first
+        if is_in_shards(first):
+            return _with_part_of(first, drawn)
+        return first
 
 
 def _with_part_of(shard: Tensor, values: Tensor) -> Tensor:

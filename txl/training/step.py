@@ -35,7 +35,8 @@ class Progress:
     Attributes:
         batch: segments read in this epoch.
         best_nats: the best validation loss.
-        n_skipped: updates skipped because the gradient was not finite; n_skipped_in_a_row: those since the last other.
+        n_skipped: updates skipped because the gradient was not finite; n_skipped_in_a_row: those
+            since the last other.
         owes_evaluation: the evaluation after this step has not been completed.
         n_token: tokens read, over all streams and epochs.
     """
@@ -59,12 +60,17 @@ class Progress:
 class TrainState:
     """Everything that changes from step to step, and the step itself.
 
-    A process computes its share of the streams in `batch_chunk` parts, each with its own memory. Gradients are averaged
-    over processes once, after the last part.
+    A process computes its share of the streams in `batch_chunk` parts, each with its own memory.
+    Gradients are averaged over processes once, after the last part.
     """
 
-    def __init__(self, model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks) -> None:
-        self.model, self.config, self.context, self.ranks = model, config, context, ranks
+    def __init__(
+        self, model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.context = context
+        self.ranks = ranks
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
         for layer in model.layers:
             layer.recompute = config.recompute
@@ -74,16 +80,24 @@ class TrainState:
                 for part in (layer.attn, layer.ff) if model.config.reversible else (layer,):
                     part.compile()
         self.dtype = autocast_dtype(config, ranks.device)
-        self.nats: Nats | DistributedDataParallel = Nats(model, config.label_smoothing, config.n_part)
-        if ranks.world > 1 and not model.is_sharded:  # every parameter gets a gradient in every step
+        self.nats: Nats | DistributedDataParallel = Nats(
+            model, config.label_smoothing, config.n_part
+        )
+        # every parameter gets a gradient in every step
+        if ranks.world > 1 and not model.is_sharded:
             self.nats = DistributedDataParallel(self.nats, gradient_as_bucket_view=True)
             self._fix_gradient_buckets()
-        self.optimizers = Optimizers(model.named_parameters(), config, matrices_of_muon(model, config))
+        self.optimizers = Optimizers(
+            model.named_parameters(), config, matrices_of_muon(model, config)
+        )
         self.average = WeightAverage(model, config.ema)
         self.plateau = Plateau(config)
         self.progress = Progress()
         self.memories: list[Memory | None] = [None] * config.batch_chunk
-        self.scaler = torch.amp.GradScaler(ranks.device.type) if self.dtype == torch.float16 else None
+        if self.dtype == torch.float16:
+            self.scaler = torch.amp.GradScaler(ranks.device.type)
+        else:
+            self.scaler = None
         self.memory_loss: Tensor | None = None
         """What the memory adds to the loss of the last step, detached."""
         self.lr = 0.0
@@ -103,7 +117,8 @@ class TrainState:
         """Read a segment and update the weights.
 
         Args:
-            input_BT, target_BT: ids on the CPU, where they are grouped by cluster without synchronising the device.
+            input_BT, target_BT: ids on the CPU, where they are grouped by cluster without
+            synchronising the device.
             since_BT: see `TransformerXL.forward`.
         Returns:
             The nats of its tokens, detached.
@@ -117,7 +132,9 @@ class TrainState:
         nll_BT = self._backward(input_BT, target_BT, since_BT)
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
-        self.grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
+        self.grad_norm = whole(
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        )
         place = (self.progress.step + 1, self.progress.epoch, self.progress.batch + 1)
         self.watch.note(place, self.grad_norm, nll_BT)
         if self.checks_later:
@@ -134,12 +151,20 @@ class TrainState:
         return nll_BT
 
     def context_now(self) -> Context:
-        """The context of the next update: its memory is as long as drawn, the same on all ranks and after a resume."""
-        interval, longest = self.config.draw_mem_len, self.context.mem_len
+        """The context of the next update: its memory is as long as drawn, the same on all ranks and
+        after a resume.
+        """
+        interval = self.config.draw_mem_len
+        longest = self.context.mem_len
         if not interval:
             return self.context
-        draw = torch.Generator().manual_seed(self.config.seed + 7919 * (self.progress.step // interval))
-        shortest = 1 if self.context.same_length else 0
+        draw = torch.Generator().manual_seed(
+            self.config.seed + 7919 * (self.progress.step // interval)
+        )
+        if self.context.same_length:
+            shortest = 1
+        else:
+            shortest = 0
         mem_len = int(torch.randint(shortest, longest + 1, (), generator=draw))
         return dataclasses.replace(self.context, mem_len=mem_len)
 
@@ -150,11 +175,13 @@ class TrainState:
         self.memories = [None] * self.config.batch_chunk
 
     def check(self) -> None:
-        """Raise `NonFiniteError` if a gradient since the last check was not finite; no update has been made since then.
-        Synchronises the device."""
+        """Raise `NonFiniteError` if a gradient since the last check was not finite; no update has
+        been made since then. Synchronises the device.
+        """
         if self.scaler is not None and self.scaler.get_scale() < _SMALLEST_SCALE:
             raise NonFiniteError(
-                f"step {self.progress.step}: the gradient is not finite at any scale; lower --lr, or use bfloat16"
+                f"step {self.progress.step}: the gradient is not finite at any scale; lower --lr,"
+                " or use bfloat16"
             )
         bad = self.watch.read()
         if bad is not None:
@@ -164,7 +191,10 @@ class TrainState:
         """The state besides the weights."""
         if self.config.swap_mem and self.ranks.device.type == "cuda":
             torch.cuda.synchronize(self.ranks.device)
-        parts = [memory for memory in self.memories if memory is not None]
+        parts = []
+        for memory in self.memories:
+            if memory is not None:
+                parts.append(memory)
         progress = dataclasses.asdict(self.progress) | {"plateau": self.plateau.state()}
         if self.scaler is not None:
             progress["scaler"] = self.scaler.state_dict()
@@ -175,8 +205,9 @@ class TrainState:
         return Snapshot(finite(progress), optimizer, joined(parts) if parts else None, rng)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from a snapshot; the weights are restored elsewhere. Raises `UsageError` if it does not fit the
-        model and its optimizer."""
+        """Continue from a snapshot; the weights are restored elsewhere. Raises `UsageError` if it
+        does not fit the model and its optimizer.
+        """
         try:
             self._restore_progress(snapshot.progress)
         except (ValueError, KeyError) as error:
@@ -189,11 +220,16 @@ class TrainState:
         except ValueError as error:
             raise damaged(snapshot.folder / OPTIMIZER, error) from None
         if snapshot.memory is not None:
-            where = torch.device("cpu") if self.config.swap_mem else self.ranks.device
+            if self.config.swap_mem:
+                where = torch.device("cpu")
+            else:
+                where = self.ranks.device
             self.memories = [*chunks(snapshot.memory.to(where), self.config.batch_chunk)]
         if snapshot.rng:
             self._restore_rng(snapshot)
-        else:  # another number of processes: dropout cannot continue exactly, but must differ between ranks
+        # another number of processes: dropout cannot continue exactly, but must differ between
+        # ranks
+        else:
             torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
 
     def _restore_rng(self, snapshot: Snapshot) -> None:
@@ -201,11 +237,18 @@ class TrainState:
             torch.set_rng_state(snapshot.rng["cpu"])
             if self.ranks.device.type == "cuda" and "cuda" in snapshot.rng:
                 torch.cuda.set_rng_state(snapshot.rng["cuda"], self.ranks.device)
-        except (RuntimeError, TypeError, KeyError) as error:  # of the library: not so many bytes as a state has
-            raise damaged(snapshot.folder / "streams_*.safetensors", f"no random state ({error})") from None
+        # of the library: not so many bytes as a state has
+        except (RuntimeError, TypeError, KeyError) as error:
+            raise damaged(
+                snapshot.folder / "streams_*.safetensors", f"no random state ({error})"
+            ) from None
 
     def _restore_progress(self, saved: dict[str, Any]) -> None:
-        own = {"best_nats": float | None, "plateau": dict[str, float | None], "scaler": dict[str, float]}
+        own = {
+            "best_nats": float | None,
+            "plateau": dict[str, float | None],
+            "scaler": dict[str, float],
+        }
         saved = dict(require_fields(saved, get_type_hints(Progress) | own))
         for name, value in saved.items():
             if isinstance(value, int) and not 0 <= value < 2**53:
@@ -215,21 +258,36 @@ class TrainState:
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
         saved["best_nats"] = math.inf if saved["best_nats"] is None else saved["best_nats"]
-        n_token = saved["step"] * self.config.batch_size * self.context.tgt_len  # of checkpoints without n_token
+        # of checkpoints without n_token
+        n_token = saved["step"] * self.config.batch_size * self.context.tgt_len
         self.progress = Progress(**{"n_token": n_token, **saved})
 
     def _backward(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None) -> Tensor:
-        nats, n_chunk, context = self.nats, self.config.batch_chunk, self.context_now()
+        nats = self.nats
+        n_chunk = self.config.batch_chunk
+        context = self.context_now()
         memories: list[Memory | None] = []
-        nlls, own = [], []
-        since = [None] * n_chunk if since_BT is None else since_BT.chunk(n_chunk)
-        parts = zip(input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), since, self.memories, strict=True)
+        nlls = []
+        own = []
+        if since_BT is None:
+            since = [None] * n_chunk
+        else:
+            since = since_BT.chunk(n_chunk)
+        parts = zip(
+            input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), since, self.memories, strict=True
+        )
         for i, (input_part, target_part, since_part, memory) in enumerate(parts):
-            with nats.no_sync() if isinstance(nats, DistributedDataParallel) and i < n_chunk - 1 else nullcontext():
+            with (
+                nats.no_sync()
+                if isinstance(nats, DistributedDataParallel) and i < n_chunk - 1
+                else nullcontext()
+            ):
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
                 with autocast(self.ranks.device, self.dtype):
-                    loss_BT, nll_BT, memory, of_memory = nats(input_part, target_part, memory, context, since_part)
+                    loss_BT, nll_BT, memory, of_memory = nats(
+                        input_part, target_part, memory, context, since_part
+                    )
                 loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             nlls.append(nll_BT)
@@ -237,20 +295,26 @@ class TrainState:
             memories.append(swapped_out(memory) if self.config.swap_mem else memory)
         reshard(self.model)
         self.memories = memories
-        self.memory_loss = torch.stack(own).mean() if own else None
+        if own:
+            self.memory_loss = torch.stack(own).mean()
+        else:
+            self.memory_loss = None
         return torch.cat(nlls)
 
     def _redraw(self) -> None:
         """Redraw the random features or rotations of attention rules, the same on all ranks."""
-        interval, step = self.config.redraw_interval, self.progress.step
+        interval = self.config.redraw_interval
+        step = self.progress.step
         if interval and step and step % interval == 0:
             redraw(self.model, torch.Generator().manual_seed(self.config.seed + 7919 * step))
 
     def _fix_gradient_buckets(self) -> None:
-        """Run one backward pass whose result is discarded. After its first one DistributedDataParallel rebuilds its
-        buckets, which changes the order of summation: a resumed run must not use the first order where an uninterrupted
-        run uses the second. With the shapes of a step, or torch.compile would take the shapes for variable, and in
-        training mode, in which every parameter gets a gradient; a model that was loaded is not in it."""
+        """Run one backward pass whose result is discarded. After its first one
+        DistributedDataParallel rebuilds its buckets, which changes the order of summation: a
+        resumed run must not use the first order where an uninterrupted run uses the second. With
+        the shapes of a step, or torch.compile would take the shapes for variable, and in training
+        mode, in which every parameter gets a gradient; a model that was loaded is not in it.
+        """
         self.nats.train()
         n_row = self.config.batch_size // self.ranks.world // self.config.batch_chunk
         ids = torch.zeros(n_row, self.context.tgt_len, dtype=torch.int64)
@@ -260,20 +324,30 @@ class TrainState:
         self.model.zero_grad()
 
     def _update_or_skip(self, remembered: list[Memory | None]) -> None:
-        """Update the weights, or where the gradient is not finite go on with what was `remembered` before the step."""
+        """Update the weights, or where the gradient is not finite go on with what was `remembered`
+        before the step.
+        """
         bad = self.watch.read()
         if bad is None:
             self.progress.n_skipped_in_a_row = 0
             self.optimizers.step(scaler=self.scaler)
             return
         self._stop_or_count(bad)
-        self.memories = [None if memory is None else without_bad_rows(memory) for memory in remembered]
+        self.memories = []
+        for memory in remembered:
+            if memory is not None:
+                memory = without_bad_rows(memory)
+            self.memories.append(memory)
 
     def _stop_or_count(self, bad: BadStep) -> None:
-        """Stop, or count a skipped update, as --on_nonfinite says. Overflows of float16 gradients never stop a
-        training."""
+        """Stop, or count a skipped update, as --on_nonfinite says. Overflows of float16 gradients
+        never stop a training.
+        """
         progress = self.progress
-        bad_ranks = [rank for rank, is_bad in enumerate(self.ranks.gathered(bad.has_bad_loss)) if is_bad]
+        bad_ranks = []
+        for rank, is_bad in enumerate(self.ranks.gathered(bad.has_bad_loss)):
+            if is_bad:
+                bad_ranks.append(rank)
         if self.scaler is not None and not bad_ranks:
             return
         where = self._describe(bad, bad_ranks)
@@ -282,14 +356,19 @@ class TrainState:
         progress.n_skipped_in_a_row += 1
         progress.n_skipped += 1
         if progress.n_skipped_in_a_row > self.config.max_nonfinite:
-            raise NonFiniteError(f"{where}; more than --max_nonfinite {self.config.max_nonfinite} in a row; lower --lr")
+            raise NonFiniteError(
+                f"{where}; more than --max_nonfinite {self.config.max_nonfinite} in a row; lower"
+                " --lr"
+            )
         if self.ranks.is_main:
             print_line(f"| skipped: {where}")
 
     def _describe(self, bad: BadStep, bad_ranks: list[int]) -> str:
         """Name the step, and the ranks and streams whose loss is not finite."""
         each = self.config.batch_size // self.ranks.world
-        streams = ", ".join(f"rank {r} (streams {r * each} to {(r + 1) * each - 1})" for r in bad_ranks)
+        streams = ", ".join(
+            f"rank {r} (streams {r * each} to {(r + 1) * each - 1})" for r in bad_ranks
+        )
         what = "the gradient is not finite, the losses are"
         if bad_ranks:
             what = f"the loss is not finite on {streams}"
@@ -298,7 +377,8 @@ class TrainState:
 
 _SMALLEST_SCALE = 2.0**-10  # of the float16 loss; starts at 2^16, halved at each overflow
 _STOPPED = (
-    "; the update was not made; lower --lr, or continue from the last checkpoint with --resume --on_nonfinite skip"
+    "; the update was not made; lower --lr, or continue from the last checkpoint with --resume"
+    " --on_nonfinite skip"
 )
 
 

@@ -1,1 +1,3 @@
-"""Length studies: loss by position, relative effective context length, attention by distance; peak memory."""
+"""Length studies: loss by position, relative effective context length, attention by distance; peak
+memory.
+"""

@@ -12,7 +12,8 @@ _PER_OCTAVE = 2
 def log_edges(longest: int) -> list[int]:
     """Bin edges for distances 0 ... longest: 0 1 2 3 4 6 8 11 16 ..., one more than there are bins.
 
-    Two bins per octave; below 4 each distance has its own bin. Only the last bin depends on `longest`.
+    Two bins per octave; below 4 each distance has its own bin. Only the last bin depends on
+    `longest`.
     """
     n = _PER_OCTAVE * int(longest + 1).bit_length()
     places = {round(2 ** (k / _PER_OCTAVE)) for k in range(n + 1)}

@@ -9,15 +9,17 @@ from txl.config import require
 from txl.evaluation.measures.token_losses import TokenLosses
 
 PLACES = ("segment", "memory", "beyond", "never")
-"""Where the last occurrence lies, as seen from a token: among the tokens of its own segment that it is predicted from;
-among the mem_len tokens before them; before these; nowhere in the split."""
+"""Where the last occurrence lies, as seen from a token: among the tokens of its own segment that it
+is predicted from; among the mem_len tokens before them; before these; nowhere in the split.
+"""
 
 
 class Cell(NamedTuple):
     """The scored tokens of one place and one range of frequencies.
 
     Attributes:
-        first, last: the range, occurrences in the training text, inclusive; `last` is None in the last one.
+        first, last: the range, occurrences in the training text, inclusive; `last` is None in the
+        last one.
     """
 
     place: str
@@ -41,21 +43,27 @@ def distance_to_last(ids_N: np.ndarray) -> np.ndarray:
 def places(losses: TokenLosses) -> np.ndarray:
     """The index in `PLACES` of each token, (N,); -1 of those that were not scored.
 
-    A token of which v tokens of its segment are visible sees those at distances 1 to v, and those at v + 1 to
-    v + mem_len in the memory. Deeper layers know of more: what is remembered was computed with a memory, too.
+    A token of which v tokens of its segment are visible sees those at distances 1 to v, and those
+    at v + 1 to v + mem_len in the memory. Deeper layers know of more: what is remembered was
+    computed with a memory, too.
 
     Raises:
         UsageError: if what a token sees does not end where its segment and memory do.
     """
-    context, reset = losses.context, losses.how.get("reset", "never")
+    context = losses.context
+    reset = losses.how.get("reset", "never")
     for name, value, plain in (
         ("same_length", context["same_length"], False),
         ("ext_len", context["ext_len"], 0),
         ("reset", reset, "never"),
         ("added", losses.added, ""),
     ):
-        require(value == plain, f"--{name} {value}: what a token sees is not its segment and mem_len tokens; drop it")
-    distance_N, visible_N = distance_to_last(losses.ids_N), losses.visible_N
+        require(
+            value == plain,
+            f"--{name} {value}: what a token sees is not its segment and mem_len tokens; drop it",
+        )
+    distance_N = distance_to_last(losses.ids_N)
+    visible_N = losses.visible_N
     edges = [distance_N <= visible_N, distance_N <= visible_N + context["mem_len"]]
     place_N = np.select([distance_N == 0, *edges], [3, 0, 1], default=2)
     return np.where(visible_N > 0, place_N, -1)
@@ -66,7 +74,9 @@ def frequency_edges(counts_V: np.ndarray) -> list[int]:
     return [0, *(10**n for n in range(len(str(int(counts_V.max())))))]
 
 
-def by_occurrence(losses: TokenLosses, place_N: np.ndarray, counts_V: np.ndarray, edges: Sequence[int]) -> list[Cell]:
+def by_occurrence(
+    losses: TokenLosses, place_N: np.ndarray, counts_V: np.ndarray, edges: Sequence[int]
+) -> list[Cell]:
     """The sums over the tokens of each place and range of frequencies; empty ones are left out.
 
     Args:

@@ -31,11 +31,19 @@ class BinnedLoss:
     def as_dicts(self) -> list[dict[str, Any]]:
         """JSON-ready, one per non-empty bin; `from` and `to` are inclusive."""
         rows = zip(spans(self.edges), self.nats_K, self.tokens_K, strict=True)
-        return [
-            {"from": first, "to": last, "tokens": tokens, "nats": nats, "nats_per_token": nats / tokens}
-            for (first, last), nats, tokens in rows
-            if tokens
-        ]
+        bins = []
+        for (first, last), nats, tokens in rows:
+            if tokens:
+                bins.append(
+                    {
+                        "from": first,
+                        "to": last,
+                        "tokens": tokens,
+                        "nats": nats,
+                        "nats_per_token": nats / tokens,
+                    }
+                )
+        return bins
 
 
 class LossByPosition:
@@ -49,10 +57,13 @@ class LossByPosition:
     Args:
         context: of the evaluation.
         n_token: length of the text.
-        starts: indices where documents start; text before the first counts as a document. None: no table by distance.
+        starts: indices where documents start; text before the first counts as a document. None: no
+            table by distance.
     """
 
-    def __init__(self, context: Context, *, n_token: int, starts: Sequence[int] | np.ndarray | None) -> None:
+    def __init__(
+        self, context: Context, *, n_token: int, starts: Sequence[int] | np.ndarray | None
+    ) -> None:
         self._tgt_len = context.tgt_len
         self._edges = {"position": log_edges(min(context.tgt_len, n_token) - 1)}
         self._starts: Tensor | None = None
@@ -61,19 +72,31 @@ class LossByPosition:
             self._starts = torch.from_numpy(begins)
             self._edges["distance"] = log_edges(int(np.diff(begins, append=n_token).max()) - 1)
         self._sums: dict[str, Tensor] = {}
-        self._counts = {name: torch.zeros(len(edges) - 1, dtype=torch.int64) for name, edges in self._edges.items()}
+        self._counts = {
+            name: torch.zeros(len(edges) - 1, dtype=torch.int64)
+            for name, edges in self._edges.items()
+        }
         self._bins_N: deque[dict[str, Tensor]] = deque()
 
     def segments(self, segments: Segments, first_B: np.ndarray) -> Segments:
-        """The same segments, with their bins noted in passing. Row b starts at token first_B[b] of the text."""
+        """The same segments, with their bins noted in passing.
+
+        Row b starts at token first_B[b] of the text.
+        """
         for k, segment in enumerate(segments):
             _, target_BT, counted_BT = segment
             values = {"position": torch.arange(target_BT.shape[1]).expand_as(target_BT)}
             if self._starts is not None:
-                place_BT = torch.from_numpy(first_B)[:, None] + k * self._tgt_len + values["position"] + 1
+                place_BT = (
+                    torch.from_numpy(first_B)[:, None] + k * self._tgt_len + values["position"] + 1
+                )
                 values["distance"] = place_BT - self._starts[bin_of(place_BT, self._starts)]
-            counted = {name: of_counted(value_BT, counted_BT) for name, value_BT in values.items()}
-            self._bins_N.append({name: bin_of(value_N, self._edges[name]) for name, value_N in counted.items()})
+            counted = {}
+            for name, value_BT in values.items():
+                counted[name] = of_counted(value_BT, counted_BT)
+            self._bins_N.append(
+                {name: bin_of(value_N, self._edges[name]) for name, value_N in counted.items()}
+            )
             yield segment
 
     def add(self, nll_N: Tensor) -> None:
@@ -86,12 +109,17 @@ class LossByPosition:
             count_K += bin_N.bincount(minlength=len(count_K))
 
     def over(self, ranks: Ranks) -> dict[str, BinnedLoss]:
-        """The tables of all ranks together: `position` in the segment, from 0; `distance` from the document's first
-        token, which has distance 0."""
-        mine = {name: (self._sums.get(name, torch.zeros(len(n_K))).cpu(), n_K) for name, n_K in self._counts.items()}
+        """The tables of all ranks together: `position` in the segment, from 0; `distance` from the
+        document's first token, which has distance 0.
+        """
+        mine = {}
+        for name, n_K in self._counts.items():
+            mine[name] = (self._sums.get(name, torch.zeros(len(n_K))).cpu(), n_K)
         shares = ranks.gathered(mine)
         found = {}
         for name, edges in self._edges.items():
             nats, counts = zip(*(share[name] for share in shares), strict=True)
-            found[name] = BinnedLoss(edges, *(torch.stack(parts).sum(0).tolist() for parts in (nats, counts)))
+            found[name] = BinnedLoss(
+                edges, *(torch.stack(parts).sum(0).tolist() for parts in (nats, counts))
+            )
         return found

@@ -13,9 +13,9 @@ _CLEAR = Path("/proc/self/clear_refs")
 class PeakMemory:
     """The peak memory of this process from now on, weights included.
 
-    On a GPU: bytes of tensors. Otherwise the resident set, whose peak Linux can reset (proc(5), clear_refs); freed
-    memory is first returned to the system. If the peak cannot be reset there is no figure, as the process's overall
-    peak does not describe one row.
+    On a GPU: bytes of tensors. Otherwise the resident set, whose peak Linux can reset (proc(5),
+    clear_refs); freed memory is first returned to the system. If the peak cannot be reset there is
+    no figure, as the process's overall peak does not describe one row.
     """
 
     def __init__(self, device: torch.device) -> None:

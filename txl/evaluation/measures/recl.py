@@ -1,7 +1,8 @@
-"""Relative effective context length (RECL), and the losses by context length that it is computed from.
+"""Relative effective context length (RECL), and the losses by context length that it is computed
+from.
 
-Source: Dai et al. 2019, sec. 4.3 and appendix C; after Khandelwal et al. 2018, whose effective context length is the
-longest with a gain above a threshold, for a single model.
+Source: Dai et al. 2019, sec. 4.3 and appendix C; after Khandelwal et al. 2018, whose effective
+context length is the longest with a gain above a threshold, for a single model.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,14 +32,15 @@ class Recl:
         g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
         RECL_i     = the first c of c_0, c_0 + Delta, ... with g_i(c, c + Delta) < 0.01
 
-    where l_i(c, t) is the loss of token t given the c tokens before it. Dai et al. 2019, appendix C; f_i(c, c) is the
-    mean of b over T, the same for all models.
+    where l_i(c, t) is the loss of token t given the c tokens before it. Dai et al. 2019, appendix
+    C; f_i(c, c) is the mean of b over T, the same for all models.
 
     Attributes:
         lengths: c_0, c_0 + Delta, ...
         shares: r.
         gains: g_i(c, c + Delta), (models, shares, lengths - 1).
-        reductions: exp f_i(c, c) - exp f_i(c, c + Delta), of the same shape, as in figure 3 of the paper.
+        reductions: exp f_i(c, c) - exp f_i(c, c + Delta), of the same shape, as in figure 3 of the
+            paper.
         nats_per_token: mean of l_i(c, t) over all positions, (models, lengths): figure 4.
         tokens: positions.
     """
@@ -51,9 +53,13 @@ class Recl:
     tokens: int
 
     def of(self, model: int, share: int) -> int | None:
-        """The RECL of a model at a share; None if the gain exceeds the threshold at all measured lengths."""
+        """The RECL of a model at a share; None if the gain exceeds the threshold at all measured
+        lengths.
+        """
         below = np.flatnonzero(self.gains[model, share] < THRESHOLD)
-        return self.lengths[below[0]] if len(below) else None
+        if len(below):
+            return self.lengths[below[0]]
+        return None
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
         """JSON-ready; `recl` is null where it is at least the longest length."""
@@ -93,7 +99,8 @@ def recl(
         nats_MCP: l_i(c, t) by model, length and position.
         lengths: in equal steps, ascending, at least two.
     """
-    n_model, n_position = len(nats_MCP), len(nats_MCP[0][0])
+    n_model = len(nats_MCP)
+    n_position = len(nats_MCP[0][0])
     gains = np.empty((n_model, len(shares), len(lengths) - 1))
     reductions = np.empty_like(gains)
     for c in range(len(lengths) - 1):
@@ -103,10 +110,14 @@ def recl(
             chosen = hardest_first_P[: max(1, round(share * n_position))]
             short = baseline_P[chosen].mean()
             for i in range(n_model):
-                long = np.minimum(baseline_P[chosen], nats_MCP[i][c + 1][chosen]).mean(dtype=np.float64)
+                long = np.minimum(baseline_P[chosen], nats_MCP[i][c + 1][chosen]).mean(
+                    dtype=np.float64
+                )
                 gains[i, k, c] = -np.expm1(long - short)  # cannot overflow
                 reductions[i, k, c] = gains[i, k, c] and perplexity(short) * gains[i, k, c]
-    means = np.array([[nats_P.mean(dtype=np.float64) for nats_P in nats_CP] for nats_CP in nats_MCP])
+    means = np.array(
+        [[nats_P.mean(dtype=np.float64) for nats_P in nats_CP] for nats_CP in nats_MCP]
+    )
     return Recl(tuple(lengths), tuple(shares), gains, reductions, means, n_position)
 
 
@@ -121,21 +132,23 @@ def losses_by_context(
 ) -> np.ndarray:
     """l(c, t): the loss of each token at several context lengths.
 
-    A window with an empty memory starts at every `every`-th token and is read in segments of `context`; d tokens into
-    it, a token is predicted from exactly d tokens. One pass over all windows therefore gives the losses at all lengths:
-    that at length c uses the longest available context c' with c - every < c' <= c. `every` = 1 is exact; the cost is
-    longest / every passes over the text. The softmax is computed for the needed losses only.
+    A window with an empty memory starts at every `every`-th token and is read in segments of
+    `context`; d tokens into it, a token is predicted from exactly d tokens. One pass over all
+    windows therefore gives the losses at all lengths: that at length c uses the longest available
+    context c' with c - every < c' <= c. `every` = 1 is exact; the cost is longest / every passes
+    over the text. The softmax is computed for the needed losses only.
 
     Args:
         windows: groups of parallel windows: the start of each, first_B, and the segments.
         lengths: context lengths, ascending; windows are as long as the last.
         n_token: length of the text.
     Returns:
-        Nats as float32, (lengths, positions), for the tokens with at least the longest context before them, in order;
-        NaN for those that `windows` does not cover.
+        Nats as float32, (lengths, positions), for the tokens with at least the longest context
+        before them, in order; NaN for those that `windows` does not cover.
     """
     nats_CP = np.full((len(lengths), n_token - lengths[-1]), np.nan, dtype=np.float32)
-    device, frozen = model.device, Frozen(model)
+    device = model.device
+    frozen = Frozen(model)
     was_training = model.training
     model.eval()
     with torch.no_grad():
@@ -150,14 +163,24 @@ def losses_by_context(
                     hidden_BWD = hidden_BTD[:, -n_new:][:, torch.from_numpy(column_W).to(device)]
                     target_BW = target_BT[:, torch.from_numpy(column_W)]
                     nll_BW = model.softmax.nll(hidden_BWD, target_BW).float().cpu().numpy()
-                    _place(nats_CP, nll_BW, first_B[:, None] + seen + 1 + column_W, length_W, lengths[-1])
+                    _place(
+                        nats_CP,
+                        nll_BW,
+                        first_B[:, None] + seen + 1 + column_W,
+                        length_W,
+                        lengths[-1],
+                    )
                 seen += n_new
     model.train(was_training)
     return nats_CP
 
 
-def _wanted(seen: int, n_new: int, lengths: Sequence[int], every: int) -> tuple[np.ndarray, np.ndarray]:
-    """The columns of a segment whose losses are needed, and the index of the length that each belongs to."""
+def _wanted(
+    seen: int, n_new: int, lengths: Sequence[int], every: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The columns of a segment whose losses are needed, and the index of the length that each
+    belongs to.
+    """
     depth_T = seen + 1 + np.arange(n_new)  # context length of each target
     length_T = np.minimum(np.searchsorted(lengths, depth_T), len(lengths) - 1)
     short_T = np.asarray(lengths)[length_T] - depth_T
@@ -165,7 +188,9 @@ def _wanted(seen: int, n_new: int, lengths: Sequence[int], every: int) -> tuple[
     return column_W, length_T[column_W]
 
 
-def _place(nats_CP: np.ndarray, nll_BW: np.ndarray, place_BW: np.ndarray, length_W: np.ndarray, first: int) -> None:
+def _place(
+    nats_CP: np.ndarray, nll_BW: np.ndarray, place_BW: np.ndarray, length_W: np.ndarray, first: int
+) -> None:
     inside_BW = (place_BW >= first) & (place_BW < first + nats_CP.shape[1])
     length_BW = np.broadcast_to(length_W, place_BW.shape)
     nats_CP[length_BW[inside_BW], place_BW[inside_BW] - first] = nll_BW[inside_BW]
@@ -177,6 +202,8 @@ def table(result: Recl, names: Sequence[str]) -> str:
     lines = [f"{'run':<{width}} " + " ".join(f"{f'r = {share}':>9}" for share in result.shares)]
     for i, name in enumerate(names):
         found = [result.of(i, k) for k in range(len(result.shares))]
-        cells = [str(length) if length is not None else f">= {result.lengths[-1]}" for length in found]
+        cells = []
+        for length in found:
+            cells.append(str(length) if length is not None else f">= {result.lengths[-1]}")
         lines.append(f"{name:<{width}} " + " ".join(f"{cell:>9}" for cell in cells))
     return "\n".join(lines)

@@ -30,9 +30,10 @@ class TokenLosses:
         split, added: as in `txl.evaluation.rows.Row`.
         context: fields of `Context` as they were asked for.
         ids_N: the tokens of the split.
-        nats_N: minus the log-likelihood of each, float32; NaN of those that were not scored, as the first.
-        visible_N: tokens of its own segment that a token is predicted from, 1 to tgt_len; 0 of those that were not
-            scored. The memory stands before them.
+        nats_N: minus the log-likelihood of each, float32; NaN of those that were not scored, as the
+            first.
+        visible_N: tokens of its own segment that a token is predicted from, 1 to tgt_len; 0 of
+            those that were not scored. The memory stands before them.
         how: what else the file says of the evaluation, such as the digest of the weights.
         borders: as in `txl.evaluation.rows.Row`.
     """
@@ -56,21 +57,37 @@ class TokenLossWatch:
         asked: the context as it was asked for.
     """
 
-    def __init__(self, split: str, ids_N: np.ndarray, *, asked: Context, added: str = "", borders: str = "cut") -> None:
-        self._split, self._ids_N, self._asked, self._added, self._borders = split, ids_N, asked, added, borders
+    def __init__(
+        self,
+        split: str,
+        ids_N: np.ndarray,
+        *,
+        asked: Context,
+        added: str = "",
+        borders: str = "cut",
+    ) -> None:
+        self._split = split
+        self._ids_N = ids_N
+        self._asked = asked
+        self._added = added
+        self._borders = borders
         self._nats_N = np.full(len(ids_N), np.nan, dtype=np.float32)
         self._visible_N = np.zeros(len(ids_N), dtype=np.int32)
         self._places: deque[tuple[np.ndarray, np.ndarray]] = deque()
 
     def segments(self, segments: Segments, first_B: np.ndarray) -> Segments:
-        """The same segments, with the places of their targets noted in passing. Row b starts at token first_B[b]."""
+        """The same segments, with the places of their targets noted in passing.
+
+        Row b starts at token first_B[b].
+        """
         n_read = 0
         for segment in segments:
             _, target_BT, counted_BT = segment
             visible_BT = 1 + torch.arange(target_BT.shape[1]).expand_as(target_BT)
             place_BT = torch.from_numpy(first_B)[:, None] + n_read + visible_BT
-            places = (of_counted(value_BT, counted_BT).numpy() for value_BT in (place_BT, visible_BT))
-            self._places.append((next(places), next(places)))
+            place_N = of_counted(place_BT, counted_BT).numpy()
+            visible_N = of_counted(visible_BT, counted_BT).numpy()
+            self._places.append((place_N, visible_N))
             n_read += target_BT.shape[1]
             yield segment
 
@@ -82,21 +99,32 @@ class TokenLossWatch:
 
     def over(self, ranks: Ranks) -> TokenLosses:
         """The losses of all ranks together."""
-        nats_N, visible_N = self._nats_N.copy(), self._visible_N.copy()
+        nats_N = self._nats_N.copy()
+        visible_N = self._visible_N.copy()
         for their_nats_N, their_visible_N in ranks.gathered((self._nats_N, self._visible_N)):
             scored_N = their_visible_N > 0
-            nats_N[scored_N], visible_N[scored_N] = their_nats_N[scored_N], their_visible_N[scored_N]
+            nats_N[scored_N], visible_N[scored_N] = (
+                their_nats_N[scored_N],
+                their_visible_N[scored_N],
+            )
         ids_N = np.asarray(self._ids_N, dtype=np.int32)
         asked = asdict(self._asked)
-        return TokenLosses(self._split, asked, self._added, ids_N, nats_N, visible_N, borders=self._borders)
+        return TokenLosses(
+            self._split, asked, self._added, ids_N, nats_N, visible_N, borders=self._borders
+        )
 
 
 def write_losses(path: Path, losses: Sequence[TokenLosses], **how: Any) -> None:
     """Write a compressed .npz file, whole or not at all.
 
-    Its arrays are `about` (JSON: `how` and what each row is), `ids_SPLIT`, and of row i `nats_i` and `visible_i`.
+    Its arrays are `about` (JSON: `how` and what each row is), `ids_SPLIT`, and of row i `nats_i`
+    and `visible_i`.
     """
-    rows = [{"split": one.split, "added": one.added, "borders": one.borders, "context": one.context} for one in losses]
+    rows = []
+    for one in losses:
+        rows.append(
+            {"split": one.split, "added": one.added, "borders": one.borders, "context": one.context}
+        )
     about = json.dumps({"format": FORMAT, **how, "rows": rows})
     arrays: dict[str, np.ndarray] = {"about": np.frombuffer(about.encode(), dtype=np.uint8)}
     for i, one in enumerate(losses):
@@ -113,7 +141,10 @@ def read_losses(path: Path) -> list[TokenLosses]:
             about = parse_json(arrays["about"].tobytes())
             if about["format"] != FORMAT:
                 raise ValueError(f"its format is {about['format']}, not {FORMAT}")
-            how = {name: value for name, value in about.items() if name not in ("format", "rows")}
+            how = {}
+            for name, value in about.items():
+                if name not in ("format", "rows"):
+                    how[name] = value
             return [
                 TokenLosses(
                     row["split"],
@@ -128,6 +159,10 @@ def read_losses(path: Path) -> list[TokenLosses]:
                 for i, row in enumerate(about["rows"])
             ]
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}; name a file that eval.py --token_losses wrote") from None
+        raise UsageError(
+            f"{path}: {error.strerror or error}; name a file that eval.py --token_losses wrote"
+        ) from None
     except (ValueError, KeyError, TypeError, BadZipFile) as error:
-        raise UsageError(f"{path}: not a file of eval.py --token_losses ({error}); evaluate again") from None
+        raise UsageError(
+            f"{path}: not a file of eval.py --token_losses ({error}); evaluate again"
+        ) from None

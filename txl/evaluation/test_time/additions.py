@@ -16,7 +16,10 @@ class Additions(NamedTuple):
     @property
     def name(self) -> str:
         """The active methods in words; empty if there are none."""
-        return " + ".join(f"dynamic {self.dynamic.dynamic}" if name == "dynamic" else name for name in self._active)
+        return " + ".join(
+            f"dynamic {self.dynamic.dynamic}" if name == "dynamic" else name
+            for name in self._active
+        )
 
     @property
     def _active(self) -> list[str]:
@@ -32,19 +35,20 @@ class Additions(NamedTuple):
         """Raise `UsageError` on combinations that do not work; `world`: number of processes."""
         require(
             not self.name or convention == "txl",
-            f"--convention {convention}: reproduces figures of plain models; drop it, or the test-time method: "
-            f"{self.name}",
+            f"--convention {convention}: reproduces figures of plain models; drop it, or the"
+            f" test-time method: {self.name}",
         )
         if self.dynamic.dynamic == "off":
             return
         require(
             dtype == "float32",
-            f"--dtype {dtype} and --dynamic {self.dynamic.dynamic}: autocast caches the weights, which would "
-            f"not adapt; drop one of the two",
+            f"--dtype {dtype} and --dynamic {self.dynamic.dynamic}: autocast caches the weights,"
+            " which would not adapt; drop one of the two",
         )
         require(
             world == 1,
-            f"--dynamic {self.dynamic.dynamic}: adapts one set of weights to one text; run one process, not {world}",
+            f"--dynamic {self.dynamic.dynamic}: adapts one set of weights to one text; run one"
+            f" process, not {world}",
         )
 
     @property

@@ -1,13 +1,15 @@
 """The continuous cache: recent words, retrieved by similar hidden states.
 
-Source: Grave et al. 2017 (arXiv 1612.04426, section 3). h_i is the last hidden state after reading x_1 ... x_i. To
-predict x_{t+1}, the cache holds the pairs (h_i, x_{i+1}) of the last `cache_size` tokens, i < t, and
+Source: Grave et al. 2017 (arXiv 1612.04426, section 3). h_i is the last hidden state after reading
+x_1 ... x_i. To predict x_{t+1}, the cache holds the pairs (h_i, x_{i+1}) of the last `cache_size`
+tokens, i < t, and
 
     (1) p_cache(w) is proportional to sum_i 1[w = x_{i+1}] exp(theta h_t . h_i)
     (2) p(w) = (1 - lambda) p_model(w) + lambda p_cache(w)
 
-With an empty cache p = p_model. The paper's variant with one normalisation over vocabulary and cache is not supported:
-it needs logits of all words on one scale, which an adaptive softmax does not have.
+With an empty cache p = p_model. The paper's variant with one normalisation over vocabulary and
+cache is not supported: it needs logits of all words on one scale, which an adaptive softmax does
+not have.
 """
 
 from typing import NamedTuple
@@ -35,22 +37,31 @@ class ContinuousCache:
 
     def __init__(self, model: TransformerXL, config: CacheConfig) -> None:
         self.model = model
-        self.size, self.theta, self.share = config.cache_size, config.cache_theta, config.cache_lambda
+        self.size = config.cache_size
+        self.theta = config.cache_theta
+        self.share = config.cache_lambda
 
     def fresh_state(self, batch_size: int) -> Pairs:
         """An empty cache."""
         weight = self.model.layers[0].attn_norm.weight
         hidden_BCD = weight.new_empty(batch_size, 0, self.model.config.d_model)
-        return Pairs(hidden_BCD, torch.empty(batch_size, 0, dtype=torch.int64, device=weight.device))
+        return Pairs(
+            hidden_BCD, torch.empty(batch_size, 0, dtype=torch.int64, device=weight.device)
+        )
 
-    def mixed(self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: Pairs) -> tuple[Tensor, Pairs]:
+    def mixed(
+        self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: Pairs
+    ) -> tuple[Tensor, Pairs]:
         """(2) for every target, and the cache for the next segment."""
-        n_new, n_old = target_BT.shape[1], state.next_BC.shape[1]
+        n_new = target_BT.shape[1]
+        n_old = state.next_BC.shape[1]
         hidden_BSD = torch.cat([state.hidden_BCD, hidden_BTD], dim=1)
         next_BS = torch.cat([state.next_BC, target_BT], dim=1)
         place_S = torch.arange(n_old + n_new, device=next_BS.device)
         age_TS = place_S[n_old:, None] - place_S[None, :]
         inside_TS = (age_TS > 0) & (age_TS <= self.size)
         score_BTS = (self.theta * hidden_BTD @ hidden_BSD.mT).masked_fill(~inside_TS, -torch.inf)
-        nll_BT = mixed_nll(nll_BT, score_BTS, next_BS[:, None, :] == target_BT[:, :, None], self.share)
+        nll_BT = mixed_nll(
+            nll_BT, score_BTS, next_BS[:, None, :] == target_BT[:, :, None], self.share
+        )
         return nll_BT, Pairs(hidden_BSD[:, -self.size :], next_BS[:, -self.size :])

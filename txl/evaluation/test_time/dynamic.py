@@ -1,8 +1,8 @@
 """Dynamic evaluation: gradient steps on the text while it is scored.
 
-Source: Krause et al. 2018 (arXiv 1709.07432) for the update rules; Krause et al. 2019 (arXiv 1904.08378) for
-Transformer-XL. With the trained weights theta_g, segments s_1, s_2, ... and their mean loss L(s), all operations
-elementwise:
+Source: Krause et al. 2018 (arXiv 1709.07432) for the update rules; Krause et al. 2019 (arXiv
+1904.08378) for Transformer-XL. With the trained weights theta_g, segments s_1, s_2, ... and their
+mean loss L(s), all operations elementwise:
 
     (1) MS_g     = 1/N sum_k (dL(s_k)/dtheta)^2 at theta_g, over N segments of the training text
     (2) RMS_norm = sqrt(MS_g) / mean of sqrt(MS_g) over all weights
@@ -10,12 +10,12 @@ elementwise:
     (4) RMS      theta <- theta - eta dL(s_i)/dtheta / (sqrt(MS_g) + epsilon)
                           + min(lambda RMS_norm, 1) (theta_g - theta)
 
-The minimum in (4) keeps the decay from overshooting theta_g. Segment i is scored with the weights after segment i - 1,
-and updates them afterwards.
+The minimum in (4) keeps the decay from overshooting theta_g. Segment i is scored with the weights
+after segment i - 1, and updates them afterwards.
 
-Differs from benkrause/dynamic-evaluation, whose mean in (2) is one over the means of the tensors; and from
-benkrause/dynamiceval-transformer, whose (1) is a sum and whose (4) lacks the mean and the minimum: its learning rate
-and epsilon are sqrt(N) times those here.
+Differs from benkrause/dynamic-evaluation, whose mean in (2) is one over the means of the tensors;
+and from benkrause/dynamiceval-transformer, whose (1) is a sum and whose (4) lacks the mean and the
+minimum: its learning rate and epsilon are sqrt(N) times those here.
 """
 
 import copy
@@ -41,7 +41,8 @@ class Adapted(NamedTuple):
     Attributes:
         memory: hidden states of the segments before.
         learner: a copy of the model with the adapted weights.
-        scored: after a segment was scored, until it is learned from: its nats (B, T), with their autograd graph.
+        scored: after a segment was scored, until it is learned from: its nats (B, T), with their
+            autograd graph.
     """
 
     memory: Memory
@@ -50,13 +51,15 @@ class Adapted(NamedTuple):
 
 
 class DynamicEvaluation:
-    """A predictor that updates its weights after each segment by (3) or (4), see the module's docstring.
+    """A predictor that updates its weights after each segment by (3) or (4), see the module's
+    docstring.
 
-    The adapted weights are part of the state: a copy of the model's, updated in place, so a state can be used once. The
-    memory holds hidden states; keys and values would belong to outdated weights.
+    The adapted weights are part of the state: a copy of the model's, updated in place, so a state
+    can be used once. The memory holds hidden states; keys and values would belong to outdated
+    weights.
 
-    Parallel streams share their weights, which follow the mean loss: the result depends on the number of streams. The
-    papers use one.
+    Parallel streams share their weights, which follow the mean loss: the result depends on the
+    number of streams. The papers use one.
 
     Args:
         mean_square: (1), see `gradient_statistics`; needed for the rule "rms".
@@ -64,14 +67,20 @@ class DynamicEvaluation:
         ValueError: if it is needed and missing.
     """
 
-    def __init__(self, model: TransformerXL, config: DynamicConfig, mean_square: Weights | None = None) -> None:
+    def __init__(
+        self, model: TransformerXL, config: DynamicConfig, mean_square: Weights | None = None
+    ) -> None:
         self.model = model
         self.trained: Weights = {name: p.detach() for name, p in model.named_parameters()}
-        self.lr, self.decay, self.epsilon = config.lr, config.dynamic_decay, config.dynamic_epsilon
+        self.lr = config.lr
+        self.decay = config.dynamic_decay
+        self.epsilon = config.dynamic_epsilon
         self.rms: Weights | None = None
         if config.dynamic == "rms":
             if mean_square is None:
-                raise ValueError("the rule rms divides by the mean squares of the gradients, which are not given")
+                raise ValueError(
+                    "the rule rms divides by the mean squares of the gradients, which are not given"
+                )
             self.rms = {name: square.sqrt() for name, square in mean_square.items()}
             self.decay /= _mean(self.rms.values())  # the denominator of (2)
 
@@ -79,9 +88,12 @@ class DynamicEvaluation:
         """The trained weights and an empty memory."""
         return _fresh(self.model, batch_size)
 
-    def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Adapted]:
-        """Nats of each target under the current weights, and the state to learn from them. Raises `UsageError` if the
-        weights have diverged and a loss is not finite."""
+    def nll(
+        self, input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context
+    ) -> tuple[Tensor, Adapted]:
+        """Nats of each target under the current weights, and the state to learn from them. Raises
+        `UsageError` if the weights have diverged and a loss is not finite.
+        """
         nll_BT, _, memory = self.nll_and_hidden(input_BT, target_BT, memory, context)
         return nll_BT, memory
 
@@ -91,16 +103,21 @@ class DynamicEvaluation:
         """`nll` with the hidden states (B, T, D) that the targets are predicted from."""
         nll_BT, hidden_BTD, memory = _scored(input_BT, target_BT, memory, context)
         if not nll_BT.isfinite().all():
-            raise UsageError(f"--dynamic_lr {self.lr:g}: the weights diverged, losses are infinite; use a smaller one")
+            raise UsageError(
+                f"--dynamic_lr {self.lr:g}: the weights diverged, losses are infinite; use a"
+                " smaller one"
+            )
         return nll_BT, hidden_BTD, memory
 
     @torch.no_grad()
     def learn(self, memory: Adapted, counted_BT: Tensor | None) -> Adapted:
-        """The state after an update by the scored targets (None: all) of the last segment. Raises `ValueError` if no
-        segment was scored since the last update."""
+        """The state after an update by the scored targets (None: all) of the last segment. Raises
+        `ValueError` if no segment was scored since the last update.
+        """
         gradients = _gradients(memory, counted_BT)
         for name, weight in memory.learner.named_parameters():
-            step, back = gradients[name], self.trained[name] - weight
+            step = gradients[name]
+            back = self.trained[name] - weight
             if self.rms is None:
                 back *= self.decay
             else:
@@ -113,11 +130,15 @@ class DynamicEvaluation:
 def gradient_statistics(model: TransformerXL, segments: Segments, context: Context) -> Weights:
     """Mean squares of the gradients over segments of a text, (1) in the module's docstring.
 
-    A segment's gradient is that of its mean loss over all streams, so use as many streams as in the evaluation.
+    A segment's gradient is that of its mean loss over all streams, so use as many streams as in the
+    evaluation.
     """
-    squares = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
+    squares = {}
+    for name, p in model.named_parameters():
+        squares[name] = torch.zeros_like(p, requires_grad=False)
     device = model.device
-    memory, n_segment = None, 0
+    memory = None
+    n_segment = 0
     for input_BT, target_BT, counted_BT in segments:
         if memory is None:
             memory = _fresh(model, len(input_BT))
@@ -132,19 +153,29 @@ def _fresh(model: TransformerXL, batch_size: int) -> Adapted:
     return Adapted(model.empty_memory(batch_size), copy.deepcopy(model).eval())
 
 
-def _scored(input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Tensor, Adapted]:
-    """Nats of each target, the hidden states they are predicted from, and the state with what `_gradients` needs."""
+def _scored(
+    input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context
+) -> tuple[Tensor, Tensor, Adapted]:
+    """Nats of each target, the hidden states they are predicted from, and the state with what
+    `_gradients` needs.
+    """
     with torch.enable_grad():
         learner = memory.learner
         tables = learner.reused_tables()
         hidden_BTD, after = learner(input_BT, memory.memory, context, None, tables)
         hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
         nll_BT = learner.softmax.nll(hidden_BTD, target_BT, tables)
-    return nll_BT.detach(), hidden_BTD.detach(), memory._replace(memory=after.detached(), scored=nll_BT)
+    return (
+        nll_BT.detach(),
+        hidden_BTD.detach(),
+        memory._replace(memory=after.detached(), scored=nll_BT),
+    )
 
 
 def _gradients(memory: Adapted, counted_BT: Tensor | None) -> Weights:
-    """Gradients of the mean loss over the scored targets (None: all) of the last segment; see `learn`."""
+    """Gradients of the mean loss over the scored targets (None: all) of the last segment; see
+    `learn`.
+    """
     if memory.scored is None:
         raise ValueError("no segment was scored since the last update")
     with torch.enable_grad():

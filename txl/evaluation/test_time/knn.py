@@ -1,13 +1,14 @@
 """kNN-LM: words that followed similar hidden states in the training text.
 
-Source: Khandelwal et al. 2020 (arXiv 1911.00172, section 2). A store holds a pair (key k_i, value v_i) for each token
-of the training text: the hidden state before it, and the token. With the k pairs nearest to the hidden state h,
+Source: Khandelwal et al. 2020 (arXiv 1911.00172, section 2). A store holds a pair (key k_i, value
+v_i) for each token of the training text: the hidden state before it, and the token. With the k
+pairs nearest to the hidden state h,
 
     (1) p_kNN(w) is proportional to sum_i 1[w = v_i] exp(-|h - k_i|^2 / temperature)
     (2) p(w) = (1 - lambda) p_model(w) + lambda p_kNN(w)
 
-Differs from the paper: keys are the last hidden states, there the input of the last feed-forward layer; the paper has
-no temperature.
+Differs from the paper: keys are the last hidden states, there the input of the last feed-forward
+layer; the paper has no temperature.
 """
 
 from typing import Any
@@ -29,27 +30,38 @@ BLOCK = 1 << 16
 class NearestNeighbours:
     """A source of `Mixture` that searches a store; it has no state.
 
-    With `knn_faiss`, an index finds the neighbours approximately; their distances are exact in both cases. Raises
-    `UsageError` if faiss is requested and not installed.
+    With `knn_faiss`, an index finds the neighbours approximately; their distances are exact in both
+    cases. Raises `UsageError` if faiss is requested and not installed.
     """
 
     def __init__(self, store: Store, config: KnnConfig, *, device: torch.device) -> None:
-        self.keys_ND, self.values_N = torch.from_numpy(store.keys_ND), torch.from_numpy(store.values_N)
+        self.keys_ND, self.values_N = (
+            torch.from_numpy(store.keys_ND),
+            torch.from_numpy(store.values_N),
+        )
         if device.type == "cuda" and 2 * store.keys_ND.nbytes < torch.cuda.mem_get_info(device)[0]:
             self.keys_ND = self.keys_ND.to(device)
         self.k = min(config.knn_k, len(store))
-        self.share, self.temperature = config.knn_lambda, config.knn_temperature
-        self.index = faiss_index(store) if config.knn_faiss else None
+        self.share = config.knn_lambda
+        self.temperature = config.knn_temperature
+        if config.knn_faiss:
+            self.index = faiss_index(store)
+        else:
+            self.index = None
 
     def fresh_state(self, batch_size: int) -> None:
         """There is no state."""
 
-    def mixed(self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: None) -> tuple[Tensor, None]:
+    def mixed(
+        self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: None
+    ) -> tuple[Tensor, None]:
         """(2) for every target."""
         distance_LK, place_LK = self._nearest(hidden_BTD.flatten(0, 1))
         value_LK = self.values_N[place_LK.cpu()].to(target_BT)
         is_target_LK = value_LK == target_BT.flatten()[:, None]
-        nll_L = mixed_nll(nll_BT.flatten(), -distance_LK / self.temperature, is_target_LK, self.share)
+        nll_L = mixed_nll(
+            nll_BT.flatten(), -distance_LK / self.temperature, is_target_LK, self.share
+        )
         return nll_L.view_as(nll_BT), None
 
     def _nearest(self, query_LD: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +71,9 @@ class NearestNeighbours:
         place_LK = torch.from_numpy(found_LK)  # -1: it found fewer
         key_LKD = (self.keys_ND[row_K].to(query_LD) for row_K in place_LK.clamp(min=0))
         pairs = zip(query_LD, key_LKD, strict=True)
-        distance_LK = torch.stack([(query_D - key_KD).square().sum(-1) for query_D, key_KD in pairs])
+        distance_LK = torch.stack(
+            [(query_D - key_KD).square().sum(-1) for query_D, key_KD in pairs]
+        )
         return distance_LK.masked_fill(place_LK.to(distance_LK.device) < 0, torch.inf), place_LK
 
 
@@ -75,7 +89,8 @@ def nearest(query_LD: Tensor, keys_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         # |q - k|^2 without |q|^2, which is the same for all keys
         distance_LM = torch.addmm(key_MD.square().sum(-1)[None], query_LD, key_MD.T, alpha=-2)
         near_LK, at_LK = distance_LM.topk(min(k, len(key_MD)), largest=False)
-        best_LK, place_LK = torch.cat([best_LK, near_LK], 1), torch.cat([place_LK, at_LK + begin], 1)
+        best_LK = torch.cat([best_LK, near_LK], 1)
+        place_LK = torch.cat([place_LK, at_LK + begin], 1)
         if best_LK.shape[1] > k:
             best_LK, kept_LK = best_LK.topk(k, largest=False)
             place_LK = place_LK.gather(1, kept_LK)
@@ -85,13 +100,16 @@ def nearest(query_LD: Tensor, keys_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def faiss_index(store: Store) -> Any:
     """The store's index, read from the store's folder or built there.
 
-    As in the paper: product quantisation with inverted lists, of which 32 are searched; an exact index if the store is
-    too small to train that. Raises `UsageError` if faiss is not installed, or the index file is damaged.
+    As in the paper: product quantisation with inverted lists, of which 32 are searched; an exact
+    index if the store is too small to train that. Raises `UsageError` if faiss is not installed, or
+    the index file is damaged.
     """
     try:
         import faiss  # pyright: ignore[reportMissingImports]  # optional, and slow to import
     except ImportError:
-        raise UsageError("--knn_faiss: faiss is not installed; run: pip install faiss-cpu") from None
+        raise UsageError(
+            "--knn_faiss: faiss is not installed; run: pip install faiss-cpu"
+        ) from None
     path = store.folder / "index.faiss"
     if path.is_file():
         try:

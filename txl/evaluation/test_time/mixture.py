@@ -18,7 +18,9 @@ class Source(Protocol):
         """The state before the first segment."""
         ...
 
-    def mixed(self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def mixed(
+        self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: Any
+    ) -> tuple[Tensor, Any]:
         """The nats of each target after interpolation, and the source's state after the segment.
 
         Args:
@@ -36,11 +38,11 @@ class Remembered(NamedTuple):
 
 
 class Mixture:
-    """A predictor that interpolates the probabilities of a model, which may adapt to the text, with those of each
-    source, one after the other.
+    """A predictor that interpolates the probabilities of a model, which may adapt to the text, with
+    those of each source, one after the other.
 
-    What a source stored under earlier weights is compared with hidden states under the current ones; weights learn from
-    the model's own loss.
+    What a source stored under earlier weights is compared with hidden states under the current
+    ones; weights learn from the model's own loss.
     """
 
     def __init__(self, predictor: Frozen | DynamicEvaluation, sources: Sequence[Source]) -> None:
@@ -55,9 +57,12 @@ class Mixture:
         self, input_BT: Tensor, target_BT: Tensor, memory: Remembered, context: Context
     ) -> tuple[Tensor, Remembered]:
         """Nats of each target (B, T), and the state after the segment."""
-        nll_BT, hidden_BTD, after = self.predictor.nll_and_hidden(input_BT, target_BT, memory.memory, context)
+        nll_BT, hidden_BTD, after = self.predictor.nll_and_hidden(
+            input_BT, target_BT, memory.memory, context
+        )
         states = []
-        with torch.autocast(nll_BT.device.type, enabled=False):  # similar states differ in their last bits only
+        # similar states differ in their last bits only
+        with torch.autocast(nll_BT.device.type, enabled=False):
             for source, state in zip(self.sources, memory.states, strict=True):
                 nll_BT, state = source.mixed(nll_BT, hidden_BTD, target_BT, state)
                 states.append(state)

@@ -4,7 +4,8 @@
           values.npy    the word after each (N,), int32
           store.json    its sources: a store of another model or text is refused
 
-A store is written under a hidden name, flushed and renamed, so it is complete or absent. Arrays are memory-mapped.
+A store is written under a hidden name, flushed and renamed, so it is complete or absent. Arrays are
+memory-mapped.
 """
 
 import json
@@ -27,9 +28,12 @@ from txl.model.transformer import TransformerXL
 from txl.runtime.records import read_json
 
 FORMAT = 1
-_KEYS, _VALUES, _RECORD = "keys.npy", "values.npy", "store.json"
+_KEYS = "keys.npy"
+_VALUES = "values.npy"
+_RECORD = "store.json"
 _BLOCK = 1 << 16
-_KEY, _VALUE = np.dtype("<f2"), np.dtype("<i4")
+_KEY = np.dtype("<f2")
+_VALUE = np.dtype("<i4")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +48,9 @@ class Store:
         return len(self.values_N)
 
 
-def open_store(folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n_pair: int) -> Store:
+def open_store(
+    folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n_pair: int
+) -> Store:
     """The store in a folder.
 
     Args:
@@ -58,18 +64,22 @@ def open_store(folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n
         record = read_json(folder / _RECORD)
         theirs = {**record["source"], "format": record["format"]}
     except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"--knn_store {folder}: no store of hidden states; name a new folder") from None
+        raise UsageError(
+            f"--knn_store {folder}: no store of hidden states; name a new folder"
+        ) from None
     ours = {**json.loads(json.dumps(source)), "format": FORMAT}
     other = [name for name in ours if theirs.get(name) != ours[name]]
     if other:
         raise UsageError(
             f"--knn_store {folder}: made from another {other[0].replace('_', ' ')}; "
-            f"name a new folder, or remove this one"
+            "name a new folder, or remove this one"
         )
     try:
         keys_ND, values_N = (_mapped(folder / name) for name in (_KEYS, _VALUES))
     except Exception:  # numpy reads headers as Python, and raises whatever that and the sizes give
-        raise UsageError(f"--knn_store {folder}: truncated or damaged; remove it to have it rebuilt") from None
+        raise UsageError(
+            f"--knn_store {folder}: truncated or damaged; remove it to have it rebuilt"
+        ) from None
     fault = _fault(keys_ND, values_N, shape, n_pair)
     require(fault is None, f"--knn_store {folder}: {fault}; remove it to have it rebuilt")
     return Store(folder, keys_ND, values_N)
@@ -82,20 +92,36 @@ def _mapped(path: Path) -> np.ndarray:
         return np.lib.format.open_memmap(path, mode="c")
 
 
-def _fault(keys_ND: np.ndarray, values_N: np.ndarray, shape: ModelConfig, n_pair: int) -> str | None:
-    """What is wrong with the arrays of a store; None if nothing. Reads them once, as each search does."""
+def _fault(
+    keys_ND: np.ndarray, values_N: np.ndarray, shape: ModelConfig, n_pair: int
+) -> str | None:
+    """What is wrong with the arrays of a store; None if nothing.
+
+    Reads them once, as each search does.
+    """
     if keys_ND.shape != (n_pair, shape.d_model) or keys_ND.dtype != _KEY:
-        return f"its keys are {keys_ND.dtype} {keys_ND.shape}, expected {_KEY} {(n_pair, shape.d_model)}"
+        return (
+            f"its keys are {keys_ND.dtype} {keys_ND.shape}, expected {_KEY}"
+            f" {(n_pair, shape.d_model)}"
+        )
     if values_N.shape != (n_pair,) or values_N.dtype != _VALUE:
         return f"its values are {values_N.dtype} {values_N.shape}, expected {_VALUE} {(n_pair,)}"
     if values_N.min() < 0 or values_N.max() >= shape.n_token:
         return f"holds values outside the vocabulary of {shape.n_token} words"
     blocks = (keys_ND[begin : begin + _BLOCK] for begin in range(0, n_pair, _BLOCK))
-    return None if all(np.isfinite(block).all() for block in blocks) else "holds keys that are not finite"
+    if all(np.isfinite(block).all() for block in blocks):
+        return None
+    return "holds keys that are not finite"
 
 
 def build_store(
-    folder: Path, model: TransformerXL, segments: Segments, context: Context, *, n_pair: int, source: Mapping[str, Any]
+    folder: Path,
+    model: TransformerXL,
+    segments: Segments,
+    context: Context,
+    *,
+    n_pair: int,
+    source: Mapping[str, Any],
 ) -> None:
     """Read a text and store the last hidden state before each scored token, with that token.
 
@@ -117,14 +143,22 @@ def build_store(
                 values.write(value_L.cpu().numpy().astype(_VALUE).tobytes())
         record = temporary / _RECORD
         with errors_naming(record):
-            record.write_text(json.dumps({"format": FORMAT, "source": source}, indent=1) + "\n", encoding="utf-8")
+            record.write_text(
+                json.dumps({"format": FORMAT, "source": source}, indent=1) + "\n", encoding="utf-8"
+            )
 
 
-def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
-    """Hidden states and the words they predict, (L, D) and (L,), of the scored tokens of each segment."""
+def _pairs(
+    model: TransformerXL, segments: Segments, context: Context
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Hidden states and the words they predict, (L, D) and (L,), of the scored tokens of each
+    segment.
+    """
     frozen = Frozen(model)
-    device, memory = model.device, None
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):  # a store serves evaluations in all dtypes
+    device = model.device
+    memory = None
+    # a store serves evaluations in all dtypes
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for input_BT, target_BT, counted_BT in segments:
             if memory is None:
                 memory = frozen.fresh_memory(len(input_BT))
@@ -135,9 +169,16 @@ def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterat
 
 @contextmanager
 def _array(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
-    """A .npy file opened for its elements. Not a memory map: on a full disk, writing to one is a bus error."""
+    """A .npy file opened for its elements.
+
+    Not a memory map: on a full disk, writing to one is a bus error.
+    """
     with errors_naming(path), path.open("wb") as file:
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        header = {
+            "descr": np.lib.format.dtype_to_descr(dtype),
+            "fortran_order": False,
+            "shape": shape,
+        }
         np.lib.format.write_array_header_1_0(file, header)
         yield file
 
@@ -146,6 +187,7 @@ def _require_room(folder: Path, n_byte: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < n_byte:
         raise UsageError(
-            f"--knn_store {folder.parent}: the store takes {n_byte / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "
-            f"free; name a folder on another disk, or keep fewer tokens with --knn_tokens"
+            f"--knn_store {folder.parent}: the store takes {n_byte / 2**30:.1f} GiB and"
+            f" {free / 2**30:.1f} GiB are free; name a folder on another disk, or keep fewer tokens"
+            " with --knn_tokens"
         )

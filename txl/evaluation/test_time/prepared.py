@@ -28,8 +28,8 @@ class TrainingText(NamedTuple):
     Attributes:
         ids: token ids, (N,).
         names: fingerprints that identify the model and its text, JSON-ready.
-        cut: makes a stream of ids that scores each token but the first once; takes batch_size, tgt_len, ext_len and
-            n_warmup, the warm-up segments of each parallel row.
+        cut: makes a stream of ids that scores each token but the first once; takes batch_size,
+            tgt_len, ext_len and n_warmup, the warm-up segments of each parallel row.
         context: of the training.
     """
 
@@ -57,22 +57,31 @@ def prepared(
     Raises:
         UsageError: if the store belongs to another model or text, or does not fit on the disk.
     """
-    sources: list[Source] = [ContinuousCache(model, additions.cache)] if additions.cache.cache_size else []
+    if additions.cache.cache_size:
+        sources: list[Source] = [ContinuousCache(model, additions.cache)]
+    else:
+        sources = []
     if text is not None and additions.knn.knn_store is not None:
-        store = ranks.main_first(lambda: stored(additions.knn, model, text, batch_size=batch_size, shown=ranks.is_main))
+        store = ranks.main_first(
+            lambda: stored(additions.knn, model, text, batch_size=batch_size, shown=ranks.is_main)
+        )
         sources.append(NearestNeighbours(store, additions.knn, device=model.device))
     if additions.dynamic.dynamic == "off":
         return Mixture(Frozen(model), sources)
     mean_square = None
     if text is not None and additions.dynamic.dynamic == "rms":
         ids = text.ids[: additions.dynamic.dynamic_segments * batch_size * context.tgt_len + 1]
-        stream = text.cut(ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=0)
+        stream = text.cut(
+            ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=0
+        )
         with progress("gradients", len(stream), shown=ranks.is_main) as bar:
             mean_square = gradient_statistics(model, ticking(stream, bar), context)
     return Mixture(DynamicEvaluation(model, additions.dynamic, mean_square), sources)
 
 
-def stored(config: KnnConfig, model: TransformerXL, text: TrainingText, *, batch_size: int, shown: bool) -> Store:
+def stored(
+    config: KnnConfig, model: TransformerXL, text: TrainingText, *, batch_size: int, shown: bool
+) -> Store:
     """The store of the training text at the context of training, opened or built.
 
     Args:
@@ -82,13 +91,22 @@ def stored(config: KnnConfig, model: TransformerXL, text: TrainingText, *, batch
     """
     ids = text.ids[: None if config.knn_tokens is None else config.knn_tokens + 1]
     source = {**text.names, "number_of_tokens": len(ids) - 1}
-    folder, seen = Path(config.knn_store or ""), within(text.context, len(ids))
+    folder = Path(config.knn_store or "")
+    seen = within(text.context, len(ids))
     if not folder.exists():
         n_warmup = warmup_segments(model.config.n_layer, seen)
-        stream = text.cut(ids, batch_size=batch_size, tgt_len=seen.tgt_len, ext_len=seen.ext_len, n_warmup=n_warmup)
+        stream = text.cut(
+            ids,
+            batch_size=batch_size,
+            tgt_len=seen.tgt_len,
+            ext_len=seen.ext_len,
+            n_warmup=n_warmup,
+        )
         try:
             with progress(folder.name, len(stream), shown=shown) as bar:
-                build_store(folder, model, ticking(stream, bar), seen, n_pair=len(ids) - 1, source=source)
+                build_store(
+                    folder, model, ticking(stream, bar), seen, n_pair=len(ids) - 1, source=source
+                )
         except OSError as error:  # another program has made it meanwhile
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not folder.exists():
                 raise

@@ -1,9 +1,11 @@
 """Tiles of queries and keys with an online softmax: memory grows with T + S, not with T x S.
 
-Source of the online softmax: Milakov and Gimelshein 2018; of the tiling, forward and backward: Dao et al. 2022.
-A tile of n queries and m keys covers n + m - 1 distances, so its product with r has that many columns and is shifted
-within the tile. The backward pass recomputes the probabilities of a tile from the row's log-sum-exp, and dropout's mask
-from a seed and the tile's number. The equations are those of `dense.py`.
+Source of the online softmax: Milakov and Gimelshein 2018; of the tiling, forward and backward: Dao
+et al. 2022.
+A tile of n queries and m keys covers n + m - 1 distances, so its product with r has that many
+columns and is shifted within the tile. The backward pass recomputes the probabilities of a tile
+from the row's log-sum-exp, and dropout's mask from a seed and the tile's number. The equations are
+those of `dense.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +17,19 @@ from torch import Tensor
 
 from txl.ops.numbers import at_least_float32
 from txl.ops.operator import Operator
-from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, hide_before, like_operands, needs_grad, skewed
+from txl.ops.rel_attention.tiles import (
+    Gradients,
+    Heads,
+    Operands,
+    hide,
+    hide_before,
+    like_operands,
+    needs_grad,
+    skewed,
+)
 
-_QUERIES, _KEYS = 128, 512
+_QUERIES = 128
+_KEYS = 512
 _CACHE = 2**18  # scores per tile
 
 
@@ -40,7 +52,9 @@ class _Tile(NamedTuple):
         return x_NBSH[self.heads, self.row, self.keys]
 
     def distances(self, n_distance: int) -> tuple[slice, int]:
-        """Rows of r from the tile's farthest distance to its nearest, and how many future distances r lacks."""
+        """Rows of r from the tile's farthest distance to its nearest, and how many future distances
+        r lacks.
+        """
         farthest = self.n_ahead + self.queries.stop - self.queries.start - 1
         nearest = self.n_ahead - (self.keys.stop - self.keys.start - 1)
         return slice(n_distance - 1 - farthest, n_distance - max(0, nearest)), max(0, -nearest)
@@ -54,23 +68,41 @@ def _query_blocks(N: int, B: int, T: int) -> Iterator[tuple[slice, int, slice]]:
                 yield slice(n, min(N, n + n_head)), row, slice(t, min(T, t + _QUERIES))
 
 
-def _tiles(heads: slice, row: int, queries: slice, T: int, S: int, window: int, number: int) -> Iterator[_Tile]:
-    first = max(0, S - T + queries.start - window + 1) if window > 0 else 0
+def _tiles(
+    heads: slice, row: int, queries: slice, T: int, S: int, window: int, number: int
+) -> Iterator[_Tile]:
+    if window > 0:
+        first = max(0, S - T + queries.start - window + 1)
+    else:
+        first = 0
     end = S - T + queries.stop
     for s in range(first, end, _KEYS):
         keys = slice(s, min(end, s + _KEYS))
-        yield _Tile(heads, row, queries, keys, S - T + queries.start - s, number * (S // _KEYS + 1) + s // _KEYS)
+        yield _Tile(
+            heads,
+            row,
+            queries,
+            keys,
+            S - T + queries.start - s,
+            number * (S // _KEYS + 1) + s // _KEYS,
+        )
 
 
 def _logits(
-    tile: _Tile, x: Heads, window: int, first_BT: Tensor | None, log_weight_BTS: Tensor | None = None
+    tile: _Tile,
+    x: Heads,
+    window: int,
+    first_BT: Tensor | None,
+    log_weight_BTS: Tensor | None = None,
 ) -> Tensor:
     """(heads, n, m), masked pairs at -inf."""
     rows, n_missing = tile.distances(x.r_NSH.shape[1])
     r_NLH = F.pad(x.r_NSH[tile.heads, rows], (0, 0, 0, n_missing))
     place_NTL = tile.of_queries(x.qw_NBTH) @ r_NLH.mT
     k_NSH = tile.of_keys(x.k_NBSH)
-    logit_NTS = torch.baddbmm(skewed(place_NTL, k_NSH.shape[1]), tile.of_queries(x.qu_NBTH), k_NSH.mT)
+    logit_NTS = torch.baddbmm(
+        skewed(place_NTL, k_NSH.shape[1]), tile.of_queries(x.qu_NBTH), k_NSH.mT
+    )
     hide(logit_NTS, tile.n_ahead, window)
     if first_BT is not None:
         hide_before(logit_NTS, first_BT[tile.row, tile.queries, None] - tile.keys.start)
@@ -100,7 +132,9 @@ def forward(
     first_BT: Tensor | None,
     log_weight_BTS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The output (B, N, T, H), stored as (B, T, N, H), and the log-sum-exp of each query's logits, (N, B, T, 1)."""
+    """The output (B, N, T, H), stored as (B, T, N, H), and the log-sum-exp of each query's logits,
+    (N, B, T, 1).
+    """
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     B, N, T, H = q_BNTH.shape
     out_BTNH = q_BNTH.new_empty(B, T, N, H)
@@ -111,15 +145,18 @@ def forward(
         for tile in _tiles(heads, row, queries, T, k_BNSH.shape[2], window, number):
             weight_NTS = _logits(tile, x, window, first_BT, log_weight_BTS)
             new = weight_NTS.amax(-1, keepdim=True)
-            new = new if largest is None else torch.maximum(largest, new)
-            new = new.clamp_min(torch.finfo(new.dtype).min)  # a row may be masked in the whole tile: exp(-inf - -inf)
+            if largest is not None:
+                new = torch.maximum(largest, new)
+            # a row may be masked in the whole tile: exp(-inf - -inf)
+            new = new.clamp_min(torch.finfo(new.dtype).min)
             weight_NTS.sub_(new).exp_()
             sums = weight_NTS.sum(-1, keepdim=True)
             if dropout > 0:
                 weight_NTS.mul_(_kept(weight_NTS.shape, tile, seed, dropout, weight_NTS))
             v_NSH = tile.of_keys(x.v_NBSH)
             if largest is None:
-                total, gathered = sums, weight_NTS @ v_NSH
+                total = sums
+                gathered = weight_NTS @ v_NSH
             else:
                 shrink = (largest - new).exp_()
                 total.mul_(shrink).add_(sums)
@@ -164,7 +201,9 @@ def backward(
                 used_NTS = prob_NTS * kept_NTS
                 dprob_NTS.mul_(kept_NTS)
             tile.of_keys(grads.v_NBSH).baddbmm_(used_NTS.mT, dout_NTH)
-            _backward_of_logits(tile, x, grads, dprob_NTS.sub_(tile.of_queries(dot_NBT1)).mul_(prob_NTS))
+            _backward_of_logits(
+                tile, x, grads, dprob_NTS.sub_(tile.of_queries(dot_NBT1)).mul_(prob_NTS)
+            )
     return grads.of_operands(u_NH, w_NH, scale)
 
 
@@ -185,7 +224,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> Non
     ctx.save_for_backward(*operands, *results, first_BT)
 
 
-def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor, ...]:
+def _gradients(
+    ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor
+) -> tuple[Tensor, ...]:
     *saved, first_BT = ctx.saved_tensors
     return backward(dout_BNTH, *saved, ctx.scale, ctx.window, ctx.dropout, ctx.seed, first_BT)
 
@@ -215,9 +256,13 @@ def blockwise(
     first_BT: Tensor | None = None,
     log_weight_BTS: Tensor | None = None,
 ) -> Tensor:
-    """See `txl.ops.rel_attention.rel_attention`. Memory grows with T + S; the backward pass recomputes the scores, but
-    knows no factors."""
-    seed = int(torch.randint(2**62, ())) if dropout > 0 else 0
+    """See `txl.ops.rel_attention.rel_attention`. Memory grows with T + S; the backward pass
+    recomputes the scores, but knows no factors.
+    """
+    if dropout > 0:
+        seed = int(torch.randint(2**62, ()))
+    else:
+        seed = 0
     if needs_grad(*operands):
         return operator(*operands, scale, window, dropout, seed, first_BT)
     return forward(*operands, scale, window, dropout, seed, first_BT, log_weight_BTS)[0]

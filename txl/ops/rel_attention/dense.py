@@ -1,14 +1,17 @@
-"""Attention that stores its probabilities, in cache-sized blocks, with a hand-written backward pass.
+"""Attention that stores its probabilities, in cache-sized blocks, with a hand-written backward
+pass.
 
-With x = q + u, y = q + w, P the probabilities, M the dropout mask over 1 - dropout (1 without dropout):
+With x = q + u, y = q + w, P the probabilities, M the dropout mask over 1 - dropout (1 without
+dropout):
 
     logit = scale (x k^T + shift(y r^T))        P = softmax(logit)          out = (P M) v
     dlogit = P (M (dout v^T) - rowsum(dout out))                            dv = (P M)^T dout
     dx = scale dlogit k    dk = scale dlogit^T x    dy = scale shift^-1(dlogit) r    dr = scale shift^-1(dlogit)^T y
     dq = dx + dy           du = sum dx              dw = sum dy
 
-shift is a view of y r^T with a row stride one shorter (`tiles.skewed`), and dlogit written through the same view is
-shift^-1(dlogit): neither direction copies. Keys that no query of a block sees are left out of its products.
+shift is a view of y r^T with a row stride one shorter (`tiles.skewed`), and dlogit written through
+the same view is shift^-1(dlogit): neither direction copies. Keys that no query of a block sees are
+left out of its products.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +23,16 @@ from torch import Tensor
 from txl.ops.dropout import as_drawn, draw_kept
 from txl.ops.operator import Operator
 from txl.ops.rel_attention.one_query import one_query
-from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, hide_before, like_operands, needs_grad, skewed
+from txl.ops.rel_attention.tiles import (
+    Gradients,
+    Heads,
+    Operands,
+    hide,
+    hide_before,
+    like_operands,
+    needs_grad,
+    skewed,
+)
 
 _CACHE = 2**19  # scores per block; twice or half as many change the time by a few per cent
 _QUERIES = 128
@@ -71,15 +83,22 @@ class _Block(NamedTuple):
         return x_ZTE.reshape(-1, self.n_row * self.n_query, x_ZTE.shape[-1])
 
     def set_queries(self, x_NBTH: Tensor, part: Tensor) -> None:
-        x_NBTH[self.heads, self.rows, self.queries] = part.view(-1, self.n_row, self.n_query, x_NBTH.shape[-1])
+        x_NBTH[self.heads, self.rows, self.queries] = part.view(
+            -1, self.n_row, self.n_query, x_NBTH.shape[-1]
+        )
 
     def add_to_keys(self, x_NBSH: Tensor, of_keys_ZST: Tensor, of_queries_ZTH: Tensor) -> None:
-        """Add a product, these queries' gradient of their keys. The first block of queries initialises the sum."""
+        """Add a product, these queries' gradient of their keys.
+
+        The first block of queries initialises the sum.
+        """
         sum_NBSH = x_NBSH[self.heads, self.rows]
         if self.queries.start == 0 and self.n_key == x_NBSH.shape[2] and sum_NBSH.is_contiguous():
             torch.bmm(of_keys_ZST, of_queries_ZTH, out=sum_NBSH.view(-1, *sum_NBSH.shape[2:]))
             return
-        part_NBSH = torch.bmm(of_keys_ZST, of_queries_ZTH).view(-1, self.n_row, self.n_key, x_NBSH.shape[-1])
+        part_NBSH = torch.bmm(of_keys_ZST, of_queries_ZTH).view(
+            -1, self.n_row, self.n_key, x_NBSH.shape[-1]
+        )
         if self.queries.start > 0:
             sum_NBSH[:, :, self.keys] += part_NBSH
             return
@@ -89,32 +108,47 @@ class _Block(NamedTuple):
 
 
 def _query_blocks(T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[tuple[slice, slice]]:
-    """The queries of each block, and the keys that any of them sees; on a GPU one block. A few keys that none of them
-    sees are not left out: products over all keys write the gradients where they belong, without a copy."""
+    """The queries of each block, and the keys that any of them sees; on a GPU one block. A few keys
+    that none of them sees are not left out: products over all keys write the gradients where they
+    belong, without a copy.
+    """
     for t in range(0, T, _QUERIES if on_cpu else T):
         queries = slice(t, min(T, t + _QUERIES) if on_cpu else T)
-        first = S - T + t - window + 1 if window > 0 else 0
+        if window > 0:
+            first = S - T + t - window + 1
+        else:
+            first = 0
         yield queries, slice(first if first > S // 16 else 0, S - T + queries.stop)
 
 
 def _n_score(B: int, N: int, T: int, S: int, window: int, *, on_cpu: bool) -> int:
-    """Scores of all blocks, independent of how heads and rows are grouped: a compiled graph that depended on the
-    grouping would be recompiled for each memory length."""
+    """Scores of all blocks, independent of how heads and rows are grouped: a compiled graph that
+    depended on the grouping would be recompiled for each memory length.
+    """
     pairs = _query_blocks(T, S, window, on_cpu=on_cpu)
-    return B * N * sum((queries.stop - queries.start) * (keys.stop - keys.start) for queries, keys in pairs)
+    return (
+        B
+        * N
+        * sum((queries.stop - queries.start) * (keys.stop - keys.start) for queries, keys in pairs)
+    )
 
 
 def _blocks(N: int, B: int, T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[_Block]:
-    """On a GPU one block; on a CPU blocks that fit the cache, with at least one product per thread."""
+    """On a GPU one block; on a CPU blocks that fit the cache, with at least one
+    product per thread.
+    """
     for queries, keys in _query_blocks(T, S, window, on_cpu=on_cpu):
         n_product = N * B
         if on_cpu:
             score = (queries.stop - queries.start) * (keys.stop - keys.start)
             n_product = max(torch.get_num_threads(), _CACHE // score)
-        n_head, n_row = max(1, -(-n_product // B)), min(B, n_product)
+        n_head = max(1, -(-n_product // B))
+        n_row = min(B, n_product)
         for n in range(0, N, n_head):
             for b in range(0, B, n_row):
-                yield _Block(slice(n, min(N, n + n_head)), slice(b, min(B, b + n_row)), queries, keys)
+                yield _Block(
+                    slice(n, min(N, n + n_head)), slice(b, min(B, b + n_row)), queries, keys
+                )
 
 
 def _blocks_of(q_BNTH: Tensor, k_BNSH: Tensor, window: int) -> list[_Block]:
@@ -123,20 +157,34 @@ def _blocks_of(q_BNTH: Tensor, k_BNSH: Tensor, window: int) -> list[_Block]:
 
 
 def _transposed(x_ZSH: Tensor) -> Tensor:
-    """x_ZSH.mT. In 16 bits on a CPU a part of a larger tensor is copied first: oneDNN would copy it in the order of the
-    transpose, which takes 60 us for 10 x 704 x 41 in place of 7 (two threads of an AMD EPYC)."""
-    return (x_ZSH.contiguous() if x_ZSH.device.type == "cpu" and x_ZSH.dtype.itemsize == 2 else x_ZSH).mT
+    """x_ZSH.mT. In 16 bits on a CPU a part of a larger tensor is copied first: oneDNN would copy it
+    in the order of the transpose, which takes 60 us for 10 x 704 x 41 in place of 7 (two threads of
+    an AMD EPYC).
+    """
+    return (
+        x_ZSH.contiguous() if x_ZSH.device.type == "cpu" and x_ZSH.dtype.itemsize == 2 else x_ZSH
+    ).mT
 
 
 def _probabilities(
-    block: _Block, x: Heads, window: int, first_BT: Tensor | None, place: Tensor, out: Tensor, n_distinct: int
+    block: _Block,
+    x: Heads,
+    window: int,
+    first_BT: Tensor | None,
+    place: Tensor,
+    out: Tensor,
+    n_distinct: int,
 ) -> Tensor:
     """P of a block (products, T, S), in `out`; `place` is scratch."""
-    T, S = block.n_query, block.n_key
+    T = block.n_query
+    S = block.n_key
     place_ZTS = place[: block.n_score].view(-1, T, S)
-    place_NXS, n_alike = block.by_head(place_ZTS), max(0, S - n_distinct)
+    place_NXS = block.by_head(place_ZTS)
+    n_alike = max(0, S - n_distinct)
     r_NRH = block.of_distances(x.r_NSH)[:, n_alike:]
-    torch.bmm(block.by_head(block.of_queries(x.qw_NBTH)), _transposed(r_NRH), out=place_NXS[..., n_alike:])
+    torch.bmm(
+        block.by_head(block.of_queries(x.qw_NBTH)), _transposed(r_NRH), out=place_NXS[..., n_alike:]
+    )
     if n_alike:
         place_NXS[..., :n_alike] = place_NXS[..., n_alike : n_alike + 1]
     logit_ZTS = out.view(-1, T, S)
@@ -164,9 +212,14 @@ def forward(
     first_BT: Tensor | None,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output (B, N, T, H), stored as (B, T, N, H); with `keep` also what `backward` needs: the probabilities of all
-    blocks in a row, and dropout's mask (empty without dropout), drawn from the seed or PyTorch's generator."""
-    n_distinct = clamp_len + 1 if clamp_len > 0 else k_BNSH.shape[2]
+    """The output (B, N, T, H), stored as (B, T, N, H); with `keep` also what `backward` needs: the
+    probabilities of all blocks in a row, and dropout's mask (empty without dropout), drawn from the
+    seed or PyTorch's generator.
+    """
+    if clamp_len > 0:
+        n_distinct = clamp_len + 1
+    else:
+        n_distinct = k_BNSH.shape[2]
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     B, N, T, H = q_BNTH.shape
     out_BTNH = q_BNTH.new_empty(B, T, N, H)
@@ -175,18 +228,29 @@ def forward(
     place = q_BNTH.new_empty(largest)
     prob = q_BNTH.new_empty(sum(block.n_score for block in blocks) if keep else largest)
     kept = torch.empty(prob.shape if dropout > 0 else 0, dtype=torch.bool, device=prob.device)
-    generator = None if seed is None else torch.Generator(prob.device).manual_seed(int(seed))
+    if seed is None:
+        generator = None
+    else:
+        generator = torch.Generator(prob.device).manual_seed(int(seed))
     first = 0
     for block in blocks:
         last = first + block.n_score
         prob_ZTS = _probabilities(block, x, window, first_BT, place, prob[first:last], n_distinct)
         if dropout > 0:
-            kept_ZTS = draw_kept(dropout, out=kept[first:last].view(prob_ZTS.shape), generator=generator)
+            kept_ZTS = draw_kept(
+                dropout, out=kept[first:last].view(prob_ZTS.shape), generator=generator
+            )
             prob_ZTS = _dropped(prob_ZTS, kept_ZTS, dropout)
-        block.set_queries(out_BTNH.permute(2, 0, 1, 3), torch.bmm(prob_ZTS, block.of_keys(x.v_NBSH)))
-        first = last if keep else 0
+        block.set_queries(
+            out_BTNH.permute(2, 0, 1, 3), torch.bmm(prob_ZTS, block.of_keys(x.v_NBSH))
+        )
+        if keep:
+            first = last
+        else:
+            first = 0
     if not keep:
-        prob, kept = q_BNTH.new_empty(0), kept.new_empty(0)
+        prob = q_BNTH.new_empty(0)
+        kept = kept.new_empty(0)
     return out_BTNH.transpose(1, 2), prob, kept
 
 
@@ -213,16 +277,25 @@ def backward(
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     dout_NBTH = dout_BNTH.transpose(0, 1).contiguous()
     dot_NBT1 = (dout_NBTH * out_BNTH.transpose(0, 1)).sum(-1, keepdim=True)
-    grads = Gradients(*(part.new_empty(part.shape) for part in x))._replace(r_NSH=x.r_NSH.new_zeros(x.r_NSH.shape))
+    grads = Gradients(*(part.new_empty(part.shape) for part in x))._replace(
+        r_NSH=x.r_NSH.new_zeros(x.r_NSH.shape)
+    )
     blocks = _blocks_of(q_BNTH, k_BNSH, window)
     dprob = q_BNTH.new_empty(max(block.n_score for block in blocks))
-    dplace = q_BNTH.new_empty(max(block.n_product * block.n_query * (block.n_key + 1) for block in blocks))
+    dplace = q_BNTH.new_empty(
+        max(block.n_product * block.n_query * (block.n_key + 1) for block in blocks)
+    )
     first = 0
     for block in blocks:
-        T, S, last = block.n_query, block.n_key, first + block.n_score
-        prob_ZTS, kept_ZTS = prob[first:last].view(-1, T, S), kept[first:last].view(-1, T, S) if dropout > 0 else None
+        T = block.n_query
+        S = block.n_key
+        last = first + block.n_score
+        prob_ZTS = prob[first:last].view(-1, T, S)
+        kept_ZTS = kept[first:last].view(-1, T, S) if dropout > 0 else None
         dprob_ZTS = dprob[: block.n_score].view(-1, T, S)
-        dout_ZTH, v_ZSH, dot_ZT1 = block.of_queries(dout_NBTH), block.of_keys(x.v_NBSH), block.of_queries(dot_NBT1)
+        dout_ZTH = block.of_queries(dout_NBTH)
+        v_ZSH = block.of_keys(x.v_NBSH)
+        dot_ZT1 = block.of_queries(dot_NBT1)
         if kept_ZTS is None:
             torch.baddbmm(dot_ZT1, dout_ZTH, v_ZSH.mT, beta=-1, out=dprob_ZTS)
             dropped_ZTS = prob_ZTS
@@ -231,7 +304,9 @@ def backward(
             dprob_ZTS.mul_(kept_ZTS).mul_(1 / (1 - dropout)).sub_(dot_ZT1)
             dropped_ZTS = _dropped(prob_ZTS, kept_ZTS, dropout)
         block.add_to_keys(grads.v_NBSH, dropped_ZTS.mT, dout_ZTH)
-        _backward_of_logits(block, x, grads, dprob_ZTS, prob_ZTS, dplace[: block.n_product * T * (S + 1)])
+        _backward_of_logits(
+            block, x, grads, dprob_ZTS, prob_ZTS, dplace[: block.n_product * T * (S + 1)]
+        )
         first = last
     return grads.of_operands(u_NH, w_NH, scale)
 
@@ -240,7 +315,8 @@ def _backward_of_logits(
     block: _Block, x: Heads, grads: Gradients, dprob_ZTS: Tensor, prob_ZTS: Tensor, dplace: Tensor
 ) -> None:
     """dlogit = P (dP - rowsum), and from it the gradients of the logits' four factors."""
-    T, S = block.n_query, block.n_key
+    T = block.n_query
+    S = block.n_key
     dplace_ZTL = dplace.view(-1, T, S + 1)
     dplace_ZTL.flatten(1)[:, : T - 1] = 0  # outside the shifted view
     dlogit_ZTS = torch.mul(dprob_ZTS, prob_ZTS, out=skewed(dplace_ZTL, S))
@@ -258,14 +334,19 @@ def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> Non
     ctx.save_for_backward(*operands, *results)
 
 
-def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor, ...]:
+def _gradients(
+    ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor
+) -> tuple[Tensor, ...]:
     return backward(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout)
 
 
 def _fake_forward(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, *_):  # type: ignore[no-untyped-def]
     B, N, T, H = q_BNTH.shape
     on_cpu = q_BNTH.device.type == "cpu"
-    n_prob = _n_score(B, N, T, k_BNSH.shape[2], window, on_cpu=on_cpu) if keep else 0
+    if keep:
+        n_prob = _n_score(B, N, T, k_BNSH.shape[2], window, on_cpu=on_cpu)
+    else:
+        n_prob = 0
     kept = q_BNTH.new_empty(n_prob if dropout > 0 else 0, dtype=torch.bool)
     return q_BNTH.new_empty(B, T, N, H).transpose(1, 2), q_BNTH.new_empty(n_prob), kept
 
@@ -289,12 +370,21 @@ def dense(
     clamp_len: int = -1,
     first_BT: Tensor | None = None,
 ) -> Tensor:
-    """See `txl.ops.rel_attention.rel_attention`. Keeps B x N x T x S probabilities for the backward pass."""
+    """See `txl.ops.rel_attention.rel_attention`.
+
+    Keeps B x N x T x S probabilities for the backward pass.
+    """
     dropout = as_drawn(dropout)
     if needs_grad(*operands):
-        # PyTorch does not know what an operator of a compiled graph draws, so it could not recompute it
-        seed = torch.randint(2**62, (1,)) if dropout > 0 and torch.compiler.is_compiling() else None
+        # PyTorch does not know what an operator of a compiled graph draws, so it could not
+        # recompute it
+        if dropout > 0 and torch.compiler.is_compiling():
+            seed = torch.randint(2**62, (1,))
+        else:
+            seed = None
         return operator(*operands, scale, window, dropout, True, clamp_len, first_BT, seed)
     if operands[0].shape[2] == 1 and dropout == 0:
-        return one_query(*operands, scale=scale, window=window, clamp_len=clamp_len, first_B1=first_BT)
+        return one_query(
+            *operands, scale=scale, window=window, clamp_len=clamp_len, first_B1=first_BT
+        )
     return forward(*operands, scale, window, dropout, False, clamp_len, first_BT, None)[0]

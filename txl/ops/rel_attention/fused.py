@@ -1,4 +1,7 @@
-"""The operator in Triton. Of T x S tensors it stores one at most, in the backward pass. README.md here derives it."""
+"""The operator in Triton.
+
+Of T x S tensors it stores one at most, in the backward pass. README.md here derives it.
+"""
 
 import math
 from collections.abc import Callable
@@ -25,16 +28,21 @@ from txl.ops.rel_attention.tiles import LARGEST_FUSED_HEAD, Operands
 
 
 def fused(
-    *operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0, keep_mib: int = KEEP_MIB
+    *operands: *Operands,
+    scale: float,
+    window: int = -1,
+    dropout: float = 0.0,
+    keep_mib: int = KEEP_MIB,
 ) -> Tensor:
     """See `txl.ops.rel_attention.rel_attention`. Memory is linear in T and S, but for `keep_mib`.
 
-    q, k, v and r share a dtype (float32, bfloat16 or float16); u and w may have another. Sums are in float32.
-    `out.transpose(1, 2).flatten(2)` is a view. With dropout, the seed comes from PyTorch's generator of the device.
+    q, k, v and r share a dtype (float32, bfloat16 or float16); u and w may have another. Sums are
+    in float32. `out.transpose(1, 2).flatten(2)` is a view. With dropout, the seed comes from
+    PyTorch's generator of the device.
 
     Raises:
-        ValueError: the dtypes differ or are not supported, the head is larger than 128, there are fewer keys than
-            queries, or dropout is not in [0, 1).
+        ValueError: the dtypes differ or are not supported, the head is larger than 128, there are
+            fewer keys than queries, or dropout is not in [0, 1).
     """
     _check(*operands[:4], dropout)
     seed = None
@@ -47,11 +55,18 @@ def _check(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_SNH: Tensor, dropou
     dtypes = {x.dtype for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH)}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.bfloat16, torch.float16}:
         names = ", ".join(sorted(map(str, dtypes)))
-        raise ValueError(f"q, k, v and r must share float32, bfloat16 or float16 for fused attention, not {names}")
+        raise ValueError(
+            "q, k, v and r must share float32, bfloat16 or float16 for fused attention, not"
+            f" {names}"
+        )
     if q_BNTH.shape[3] > LARGEST_FUSED_HEAD:
-        raise ValueError(f"fused attention takes heads of up to {LARGEST_FUSED_HEAD}, not {q_BNTH.shape[3]}")
+        raise ValueError(
+            f"fused attention takes heads of up to {LARGEST_FUSED_HEAD}, not {q_BNTH.shape[3]}"
+        )
     if k_BNSH.shape[2] < q_BNTH.shape[2]:
-        raise ValueError(f"{q_BNTH.shape[2]} queries need as many keys or more, not {k_BNSH.shape[2]}")
+        raise ValueError(
+            f"{q_BNTH.shape[2]} queries need as many keys or more, not {k_BNSH.shape[2]}"
+        )
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and less than 1, not {dropout}")
 
@@ -69,23 +84,40 @@ def _forward(
     dropout: float,
     keep_mib: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The output and tensors for the backward pass: out, lse, qu, qw and, empty unless heads are padded, k, v, r."""
-    with torch.cuda.device_of(q_BNTH):  # Triton launches on the current device, whose tensors these need not be
+    """The output and tensors for the backward pass: out, lse, qu, qw and, empty unless heads are
+    padded, k, v, r.
+    """
+    # Triton launches on the current device, whose tensors these need not be
+    with torch.cuda.device_of(q_BNTH):
         qu_BNTP, qw_BNTP = biased_queries(q_BNTH, u_NH, w_NH, scale * math.log2(math.e))
-        k_BNSP, v_BNSP, r_NSP = aligned(k_BNSH), aligned(v_BNSH), aligned(r_SNH.transpose(0, 1)[None])[0]
-        call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, q_BNTH.shape[3], scale, window, dropout)
+        k_BNSP = aligned(k_BNSH)
+        v_BNSP = aligned(v_BNSH)
+        r_NSP = aligned(r_SNH.transpose(0, 1)[None])[0]
+        call = Call(
+            qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, q_BNTH.shape[3], scale, window, dropout
+        )
         if qu_BNTP.shape[3] == q_BNTH.shape[3]:  # a custom operator must not return its arguments
             k_BNSP, v_BNSP, r_NSP = (q_BNTH.new_empty(0) for _ in range(3))
         return *forward(call), qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP
 
 
-def _fake_forward(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, scale, window, dropout, keep_mib):
+def _fake_forward(
+    q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, scale, window, dropout, keep_mib
+):
     B, N, T, H = q_BNTH.shape
-    S, HP = k_BNSH.shape[2], padded_head(H, q_BNTH.dtype)
+    S = k_BNSH.shape[2]
+    HP = padded_head(H, q_BNTH.dtype)
     out_BNTH = q_BNTH.new_empty(B, T, N, H).transpose(1, 2)
     lse_BNT = q_BNTH.new_empty(B, N, T, dtype=torch.float32)
-    padded = [(B, N, S, HP), (B, N, S, HP), (N, S, HP)] if HP != H else [(0,)] * 3
-    return out_BNTH, lse_BNT, *(q_BNTH.new_empty(shape) for shape in [(B, N, T, HP), (B, N, T, HP), *padded])
+    if HP != H:
+        padded = [(B, N, S, HP), (B, N, S, HP), (N, S, HP)]
+    else:
+        padded = [(0,)] * 3
+    return (
+        out_BNTH,
+        lse_BNT,
+        *(q_BNTH.new_empty(shape) for shape in [(B, N, T, HP), (B, N, T, HP), *padded]),
+    )
 
 
 def _backward(
@@ -105,8 +137,12 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, r, u and w, the last three in float32."""
     with torch.cuda.device_of(dout_BNTH):
-        k_BNSP, v_BNSP, r_NSP = aligned(k_BNSP), aligned(v_BNSP), aligned(r_NSP[None])[0]
-        call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, out_BNTH.shape[3], scale, window, dropout)
+        k_BNSP = aligned(k_BNSP)
+        v_BNSP = aligned(v_BNSP)
+        r_NSP = aligned(r_NSP[None])[0]
+        call = Call(
+            qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, out_BNTH.shape[3], scale, window, dropout
+        )
         grad = incoming(call, dout_BNTH, out_BNTH, lse_BNT)
         if n_sequence := sequences_that_fit(call, keep_mib):
             return kept_backward(call, grad, n_sequence)
@@ -116,12 +152,31 @@ def _backward(
 
 
 def _fake_backward(
-    dout_BNTH, out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, scale, window, dropout, keep_mib
+    dout_BNTH,
+    out_BNTH,
+    lse_BNT,
+    qu_BNTP,
+    qw_BNTP,
+    k_BNSP,
+    v_BNSP,
+    r_NSP,
+    seed,
+    scale,
+    window,
+    dropout,
+    keep_mib,
 ):
     B, N, T, H = out_BNTH.shape
     S = k_BNSP.shape[2]
     dq_BNTH, dk_BNSH, dv_BNSH = (out_BNTH.new_empty(B, L, N, H).transpose(1, 2) for L in (T, S, S))
-    return dq_BNTH, dk_BNSH, dv_BNSH, lse_BNT.new_empty(S, N, H), lse_BNT.new_empty(N, H), lse_BNT.new_empty(N, H)
+    return (
+        dq_BNTH,
+        dk_BNSH,
+        dv_BNSH,
+        lse_BNT.new_empty(S, N, H),
+        lse_BNT.new_empty(N, H),
+        lse_BNT.new_empty(N, H),
+    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
@@ -132,7 +187,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> Non
     ctx.dtypes = r_SNH.dtype, u_NH.dtype, w_NH.dtype
 
 
-def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor, ...]:
+def _gradients(
+    ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor
+) -> tuple[Tensor, ...]:
     dq, dk, dv, *shared = backward(dout_BNTH, *ctx.saved_tensors, *ctx.numbers)
     return dq, dk, dv, *(x.to(dtype) for x, dtype in zip(shared, ctx.dtypes, strict=True))
 

@@ -1,6 +1,7 @@
 """Launching the Triton kernels of `fused`: tiles, alignment of operands, grids.
 
-Tensors must be on a GPU, or anywhere if TRITON_INTERPRET=1 was set before Triton was first imported.
+Tensors must be on a GPU, or anywhere if TRITON_INTERPRET=1 was set before Triton was first
+imported.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +12,9 @@ from torch import Tensor
 
 
 class Tile(NamedTuple):
-    """Launch parameters of a kernel: side of its square tile, warps per program, pipeline stages."""
+    """Launch parameters of a kernel: side of its square tile, warps per
+    program, pipeline stages.
+    """
 
     side: int
     warps: int
@@ -19,16 +22,23 @@ class Tile(NamedTuple):
 
 
 KERNELS = ("forward", "queries", "keys", "places", "kept_keys", "kept_queries", "kept_places")
-"""Those that have tiles; `kept_keys` is `backward_keys` where it stores the gradient of the logits."""
+"""Those that have tiles; `kept_keys` is `backward_keys` where it stores the
+gradient of the logits.
+"""
 
 
 def _default_tile(kernel: str, columns: int, size: int) -> Tile:
-    """The largest tile without significant register spills on sm_90, according to `python -m benchmarks.aot`."""
+    """The largest tile without significant register spills on sm_90, according to `python -m
+    benchmarks.aot`.
+    """
     if size == 2 and kernel == "forward":
         return Tile(64, 8 if columns == 128 else 4, 2)
     if size == 2:
         return Tile(32 if columns == 128 else 64, 8, 2)
-    side = 16 if columns == 128 else 32
+    if columns == 128:
+        side = 16
+    else:
+        side = 32
     return Tile(side, 8, 1 if kernel in ("forward", "queries") else 2)
 
 
@@ -38,15 +48,21 @@ TILES: dict[tuple[str, int, int], Tile] = {
     for columns in (16, 32, 64, 128)
     for size in (2, 4)
 }
-"""By kernel, padded head size and bytes per element; benchmarks/tune_rel_attention.py measures alternatives."""
+"""By kernel, padded head size and bytes per element; benchmarks/tune_rel_attention.py measures
+alternatives.
+"""
 
 PROGRAMS = 264  # two for each multiprocessor of an H200
 KEYS_PER_SPLIT = 64
-"""The fewest keys of a program: at 64 new and 640 remembered tokens, batch 1, there are 110 programs instead of 10."""
+"""The fewest keys of a program: at 64 new and 640 remembered tokens, batch 1, there are 110
+programs instead of 10.
+"""
 
 
 class Call(NamedTuple):
-    """Arguments of all kernels of one call. qu and qw as in triton_kernels.py; H is the head size without padding."""
+    """Arguments of all kernels of one call. qu and qw as in triton_kernels.py; H is the head size
+    without padding.
+    """
 
     qu_BNTP: Tensor
     qw_BNTP: Tensor
@@ -76,8 +92,13 @@ class Call(NamedTuple):
 
     def constants(self, kernel: str) -> dict[str, Any]:
         """The kernel's compile-time constants."""
-        dtype, tile = self.qu_BNTP.dtype, self.tile(kernel)
-        tf32 = dtype == torch.float32 and self.qu_BNTP.is_cuda and torch.backends.cuda.matmul.allow_tf32
+        dtype = self.qu_BNTP.dtype
+        tile = self.tile(kernel)
+        tf32 = (
+            dtype == torch.float32
+            and self.qu_BNTP.is_cuda
+            and torch.backends.cuda.matmul.allow_tf32
+        )
         return {
             "W": tile.side,
             "H": self.H,
@@ -91,7 +112,9 @@ class Call(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """Additional arguments of the backward kernels: the output's gradient, and per query lse and out . dout."""
+    """Additional arguments of the backward kernels: the output's gradient, and per query lse and
+    out . dout.
+    """
 
     dout_BNTP: Tensor
     lse_BNT: Tensor
@@ -99,17 +122,27 @@ class Incoming(NamedTuple):
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """(out_BNTH, lse_BNT). With too few queries to fill a GPU, several programs share a query's keys."""
+    """(out_BNTH, lse_BNT).
+
+    With too few queries to fill a GPU, several programs share a query's keys.
+    """
     kernels = _attention_kernels()
     B, N, T, S, *_ = call.numbers()
     programs = n_tiles(T, call.tile("forward").side) * B * N
     splits = max(1, min(PROGRAMS // programs, S // KEYS_PER_SPLIT))
-    out_BTNH, lse_BNT = empty((B, T, N, call.H), call.qu_BNTP), empty((B, N, T), call.qu_BNTP, torch.float32)
-    part_PBTNH, part_PBNT = out_BTNH[None], lse_BNT[None]
+    out_BTNH = empty((B, T, N, call.H), call.qu_BNTP)
+    lse_BNT = empty((B, N, T), call.qu_BNTP, torch.float32)
+    part_PBTNH = out_BTNH[None]
+    part_PBNT = lse_BNT[None]
     if splits > 1:
         part_PBTNH = empty((splits, B, T, N, call.H), lse_BNT)
         part_PBNT = empty((splits, B, N, T), lse_BNT)
-    strides = (part_PBTNH.stride(0), part_PBTNH.stride(1), part_PBTNH.stride(3), part_PBTNH.stride(2))
+    strides = (
+        part_PBTNH.stride(0),
+        part_PBTNH.stride(1),
+        part_PBTNH.stride(3),
+        part_PBTNH.stride(2),
+    )
     kernels.forward[(programs * splits,)](
         *call.tensors(), part_PBTNH, part_PBNT, call.seed, *call.numbers(), *strides, splits,
         **call.constants("forward"),
@@ -127,7 +160,8 @@ def incoming(call: Call, dout_BNTH: Tensor, out_BNTH: Tensor, lse_BNT: Tensor) -
     """The arguments of the backward kernels that depend on the output and its gradient."""
     kernels = _row_kernels()
     B, N, T, H = out_BNTH.shape
-    dout_BNTP, delta_BNT = aligned(dout_BNTH), empty((B, N, T), lse_BNT)
+    dout_BNTP = aligned(dout_BNTH)
+    delta_BNT = empty((B, N, T), lse_BNT)
     rows = 4096 // columns(H)
     kernels.deltas[(n_tiles(T, rows) * B * N,)](
         out_BNTH, dout_BNTP, delta_BNT, N, T, *out_BNTH.stride()[:3], *dout_BNTP.stride()[:3],
@@ -174,9 +208,16 @@ def key_gradients(call: Call, grad: Incoming, kernel: str) -> KeyGradients:
 
 
 def launch_keys(
-    call: Call, grad: Incoming, found: KeyGradients, kernel: str, e_CNTL: Tensor | None = None, first: int = 0
+    call: Call,
+    grad: Incoming,
+    found: KeyGradients,
+    kernel: str,
+    e_CNTL: Tensor | None = None,
+    first: int = 0,
 ) -> None:
-    """Fill the gradients of all sequences; or of those from `first` on that e has room for, and e."""
+    """Fill the gradients of all sequences; or of those from `first` on that e
+    has room for, and e.
+    """
     kernels = _attention_kernels()
     B, N, _, S, *_ = call.numbers()
     count, row = (B, 0) if e_CNTL is None else (len(e_CNTL), e_CNTL.shape[3])
@@ -213,17 +254,23 @@ def columns(head: int) -> int:
 
 def padded_head(head: int, dtype: torch.dtype) -> int:
     """The head size padded so that rows can be read 16 bytes at a time."""
-    return head if head * dtype.itemsize % 16 == 0 else -(-head // 16) * 16
+    if head * dtype.itemsize % 16 == 0:
+        return head
+    return -(-head // 16) * 16
 
 
-def biased_queries(q_BNTH: Tensor, u_NH: Tensor, w_NH: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+def biased_queries(
+    q_BNTH: Tensor, u_NH: Tensor, w_NH: Tensor, factor: float
+) -> tuple[Tensor, Tensor]:
     """factor * (q + u) and factor * (q + w), heads padded."""
     kernels = _row_kernels()
     B, N, T, H = q_BNTH.shape
     if q_BNTH.stride(3) != 1:
         q_BNTH = q_BNTH.contiguous()
-    HP, D = padded_head(H, q_BNTH.dtype), columns(H)
-    qu_BNTP, qw_BNTP = empty((B, N, T, HP), q_BNTH), empty((B, N, T, HP), q_BNTH)
+    HP = padded_head(H, q_BNTH.dtype)
+    D = columns(H)
+    qu_BNTP = empty((B, N, T, HP), q_BNTH)
+    qw_BNTP = empty((B, N, T, HP), q_BNTH)
     rows = 4096 // D
     kernels.queries[(n_tiles(T, rows) * B * N,)](
         q_BNTH, u_NH.contiguous(), w_NH.contiguous(), qu_BNTP, qw_BNTP, factor, N, T, *q_BNTH.stride()[:3],
@@ -239,7 +286,11 @@ def aligned(x_BNLH: Tensor) -> Tensor:
     size = x_BNLH.element_size()
     HP = padded_head(H, x_BNLH.dtype)
     offsets = [stride * size for stride in x_BNLH.stride()[:3]]
-    if HP == H and x_BNLH.stride(3) == 1 and not any(offset % 16 for offset in [x_BNLH.data_ptr(), *offsets]):
+    if (
+        HP == H
+        and x_BNLH.stride(3) == 1
+        and not any(offset % 16 for offset in [x_BNLH.data_ptr(), *offsets])
+    ):
         return x_BNLH
     if x_BNLH.stride(3) != 1:
         return F.pad(x_BNLH, (0, HP - H)).contiguous()
@@ -257,7 +308,9 @@ def n_tiles(length: int, side: int) -> int:
 
 
 def _attention_kernels() -> Any:
-    """Imported on first use; untyped, because a type checker does not understand kernel launches."""
+    """Imported on first use; untyped, because a type checker does not
+    understand kernel launches.
+    """
     from txl.ops.rel_attention import triton_kernels
 
     return triton_kernels

@@ -1,4 +1,6 @@
-"""Shared by the PyTorch implementations: operands with heads first, the relative shift as a view, masking."""
+"""Shared by the PyTorch implementations: operands with heads first, the relative shift as a view,
+masking.
+"""
 
 from typing import Any, NamedTuple
 
@@ -29,7 +31,9 @@ class Heads(NamedTuple):
         q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH = operands
         q_NBTH = q_BNTH.transpose(0, 1)
         qu_NBTH, qw_NBTH = (_biased(q_NBTH, bias_NH, scale) for bias_NH in (u_NH, w_NH))
-        return cls(qu_NBTH, qw_NBTH, heads_first(k_BNSH), heads_first(v_BNSH), r_SNH.transpose(0, 1))
+        return cls(
+            qu_NBTH, qw_NBTH, heads_first(k_BNSH), heads_first(v_BNSH), r_SNH.transpose(0, 1)
+        )
 
 
 class Gradients(Heads):
@@ -37,8 +41,10 @@ class Gradients(Heads):
 
     def of_operands(self, u_NH: Tensor, w_NH: Tensor, scale: float) -> Operands:
         """Gradients of q, k, v, r, u, w in their original layouts. Overwrites its own tensors."""
-        dqu_NBTH, dqw_NBTH = self.qu_NBTH.mul_(scale), self.qw_NBTH.mul_(scale)
-        du_NH, dw_NH = dqu_NBTH.sum((1, 2), dtype=u_NH.dtype), dqw_NBTH.sum((1, 2), dtype=w_NH.dtype)
+        dqu_NBTH = self.qu_NBTH.mul_(scale)
+        dqw_NBTH = self.qw_NBTH.mul_(scale)
+        du_NH = dqu_NBTH.sum((1, 2), dtype=u_NH.dtype)
+        dw_NH = dqw_NBTH.sum((1, 2), dtype=w_NH.dtype)
         dq_NBTH = dqu_NBTH.add_(dqw_NBTH)
         dq_BNTH, dk_BNSH, dv_BNSH = (d.transpose(0, 1) for d in (dq_NBTH, self.k_NBSH, self.v_NBSH))
         return dq_BNTH, dk_BNSH, dv_BNSH, self.r_NSH.transpose(0, 1), du_NH, dw_NH
@@ -50,7 +56,9 @@ def needs_grad(*operands: *Operands) -> bool:
 
 
 def like_operands(dout_BNTH: Tensor, *saved: Any) -> tuple[Tensor, ...]:
-    """Empty tensors with the shapes, layouts and dtypes of `Gradients.of_operands`, for torch.compile."""
+    """Empty tensors with the shapes, layouts and dtypes of `Gradients.of_operands`, for
+    torch.compile.
+    """
     q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, *_ = saved
     heads_first = (x.transpose(0, 1) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
     dq, dk, dv, dr = (x.new_empty(x.shape).transpose(0, 1) for x in heads_first)
@@ -66,23 +74,30 @@ def _biased(q_NBTH: Tensor, bias_NH: Tensor, scale: float) -> Tensor:
 def heads_first(x_BNLH: Tensor) -> Tensor:
     """(N, B, L, H), laid out so that (heads, rows) flatten to a view; copied unless B is 1."""
     x_NBLH = x_BNLH.transpose(0, 1)
-    return x_NBLH if x_NBLH.shape[1] == 1 else x_NBLH.contiguous()
+    if x_NBLH.shape[1] == 1:
+        return x_NBLH
+    return x_NBLH.contiguous()
 
 
 def skewed(x_ZTL: Tensor, n_key: int) -> Tensor:
-    """A view with out[z, t, s] = x[z, t, T - 1 - t + s]: `rel_shift` (Dai et al. 2019, appendix B) without a copy.
+    """A view with out[z, t, s] = x[z, t, T - 1 - t + s]: `rel_shift` (Dai et al. 2019, appendix B)
+    without a copy.
 
-    In flat memory that is element t * (L - 1) + (T - 1) + s: a row stride of L - 1. Needs contiguous x with L >= n_key.
-    Past the end of a row the view reads the start of the next: these are future pairs, which must be masked. Writing
-    through the view needs rows that do not overlap: L > n_key, or T = 1.
+    In flat memory that is element t * (L - 1) + (T - 1) + s: a row stride of L - 1. Needs
+    contiguous x with L >= n_key. Past the end of a row the view reads the start of the next: these
+    are future pairs, which must be masked. Writing through the view needs rows that do not overlap:
+    L > n_key, or T = 1.
     """
     Z, T, L = x_ZTL.shape
     return x_ZTL.as_strided((Z, T, n_key), (T * L, L - 1, 1), x_ZTL.storage_offset() + T - 1)
 
 
 def hide_before(logit_TS: Tensor, first_T1: Tensor) -> None:
-    """Set the logits (..., T, S) of keys before the first visible one of each query, (..., T, 1), to -inf, in place."""
-    can_ask = logit_TS.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would be waited for
+    """Set the logits (..., T, S) of keys before the first visible one of each query, (..., T, 1),
+    to -inf, in place.
+    """
+    # a GPU would be waited for
+    can_ask = logit_TS.device.type == "cpu" and not torch.compiler.is_compiling()
     if can_ask and first_T1.max() <= 0:
         return
     at_S = torch.arange(logit_TS.shape[-1], device=logit_TS.device)
@@ -90,7 +105,8 @@ def hide_before(logit_TS: Tensor, first_T1: Tensor) -> None:
 
 
 def hide(logit_ZTS: Tensor, n_ahead: int, window: int) -> None:
-    """Set the logits of masked pairs to -inf, in place, touching only the two corners that hold any.
+    """Set the logits of masked pairs to -inf, in place, touching only the two corners that hold
+    any.
 
     Args:
         n_ahead: distance from the first query to the first key.
@@ -101,7 +117,8 @@ def hide(logit_ZTS: Tensor, n_ahead: int, window: int) -> None:
     if first_hidden < S:
         at_S = torch.arange(first_hidden, S, device=logit_ZTS.device)
         logit_ZTS[..., first_hidden:].masked_fill_(at_S > at_T + n_ahead, -torch.inf)
-    last_hidden = min(S, n_ahead + T - window)  # up to the last key outside the window of the last query
+    # up to the last key outside the window of the last query
+    last_hidden = min(S, n_ahead + T - window)
     if window > 0 and last_hidden > 0:
         at_S = torch.arange(last_hidden, device=logit_ZTS.device)
         logit_ZTS[..., :last_hidden].masked_fill_(at_S <= at_T + n_ahead - window, -torch.inf)

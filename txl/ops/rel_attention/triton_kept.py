@@ -1,7 +1,9 @@
-"""The kernels of the backward pass that reads the gradient of the logits from memory. Conventions: `triton_kernels`.
+"""The kernels of the backward pass that reads the gradient of the logits from memory. Conventions:
+`triton_kernels`.
 
-E (sequences, N, T, e_l) is that gradient, as `backward_keys` stores it tile by tile: of a tile that no query sees it
-holds nothing, and a row ends with whole tiles. Its first sequence is the batch's `first`.
+E (sequences, N, T, e_l) is that gradient, as `backward_keys` stores it tile by tile: of a tile that
+no query sees it holds nothing, and a row ends with whole tiles. Its first sequence is the batch's
+`first`.
 """
 
 import triton
@@ -18,16 +20,23 @@ def kept_queries(E, K, R, DQ, SUM, scale, first, N, T, S, window, e_l, k_b, k_n,
     tiles = tl.cdiv(T, W)
     at = (tl.program_id(0) // tiles).to(tl.int64)
     t0 = (tiles - 1 - tl.program_id(0) % tiles) * W
-    b, head = first + at // N, at % N
+    b = first + at // N
+    head = at % N
     row = t0 + tl.arange(0, W)
     e_ptr = E + at * T * e_l + row[:, None] * e_l
     there = (row < T)[:, None]
     dq = tl.zeros([W, D], tl.float32)
-    for s0 in range(tl.maximum(0, t0 + S - T - window + 1) // W * W, tl.minimum(S, t0 + W + S - T), W):
+    for s0 in range(
+        tl.maximum(0, t0 + S - T - window + 1) // W * W, tl.minimum(S, t0 + W + S - T), W
+    ):
         key = s0 + tl.arange(0, W)
         e = tl.load(e_ptr + key[None, :], mask=there, other=0.0)
-        e = tl.where(_visible(row[:, None], key[None, :], T, S, window), e, 0.0).to(E.dtype.element_ty)
-        dq = tl.dot(e, _rows(K + b * k_b + head * k_n, key, S, k_l, HP, D), dq, input_precision=PRECISION)
+        e = tl.where(_visible(row[:, None], key[None, :], T, S, window), e, 0.0).to(
+            E.dtype.element_ty
+        )
+        dq = tl.dot(
+            e, _rows(K + b * k_b + head * k_n, key, S, k_l, HP, D), dq, input_precision=PRECISION
+        )
     for c0 in range(tl.maximum(tl.maximum(0, T - W - t0), S - window), S, W):
         place = c0 + tl.arange(0, W)
         key = place[None, :] - (T - 1) + row[:, None]
@@ -42,7 +51,10 @@ def kept_queries(E, K, R, DQ, SUM, scale, first, N, T, S, window, e_l, k_b, k_n,
 @triton.jit(do_not_specialize=LENGTHS)
 def kept_places(E, QW, DR, first, count, N, T, S, window, e_l, splits, W: tl.constexpr, H: tl.constexpr,
                 HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """What `backward_places` computes, of `count` sequences. Grid (tiles of W rows of r * N * splits)."""
+    """What `backward_places` computes, of `count` sequences.
+
+    Grid (tiles of W rows of r * N * splits).
+    """
     tiles = tl.cdiv(S, W)
     c0 = tl.program_id(0) % tiles * W
     head = (tl.program_id(0) // tiles % N).to(tl.int64)
@@ -59,7 +71,9 @@ def kept_places(E, QW, DR, first, count, N, T, S, window, e_l, splits, W: tl.con
         row = (begin + step % each) * W + tl.arange(0, W)
         key = place[:, None] - (T - 1) + row[None, :]
         e_ptr = E + (at * N + head) * T * e_l
-        e = tl.load(e_ptr + row[None, :] * e_l + key, mask=seen & (row < T)[None, :] & (key >= 0), other=0.0)
+        e = tl.load(
+            e_ptr + row[None, :] * e_l + key, mask=seen & (row < T)[None, :] & (key >= 0), other=0.0
+        )
         qw = _rows(QW + ((first + at) * N + head) * T * HP, row, T, HP, HP, D)
         dr = tl.dot(e, qw, dr, input_precision=PRECISION)
     _store_rows(DR + (split.to(tl.int64) * S * N + head) * H, dr * LN2, place, S, N * H, H, D)

@@ -3,9 +3,10 @@
 README.md in this directory derives them. Shared conventions:
 
     row c of R belongs to distance S - 1 - c, so query t and key s use row T - 1 - t + s;
-    QU = (q + u) * scale * log2(e), QW likewise with w, (B, N, T, HP) contiguous: exponentials are powers of two;
-    LSE (B * N, T) is the base-2 logarithm of the sum of those powers, DELTA (B * N, T) the dot product of out and its
-    gradient;
+    QU = (q + u) * scale * log2(e), QW likewise with w, (B, N, T, HP) contiguous: exponentials are
+    powers of two;
+    LSE (B * N, T) is the base-2 logarithm of the sum of those powers, DELTA (B * N, T) the dot
+    product of out and its gradient;
     X_b, X_n, X_l are the strides of X over batch, head and row; the last dimension is contiguous;
     W is the side of a tile, HP the columns read, H the columns written, D the next power of two.
 """
@@ -13,14 +14,25 @@ README.md in this directory derives them. Shared conventions:
 import triton
 import triton.language as tl
 
-from txl.ops.rel_attention.triton_rows import LENGTHS, LN2, _keep, _rows, _store_rows, _turn, _visible
+from txl.ops.rel_attention.triton_rows import (
+    LENGTHS,
+    LN2,
+    _keep,
+    _rows,
+    _store_rows,
+    _turn,
+    _visible,
+)
 
 
 @triton.jit
 def _attend(acc, peak, total, left, qu, qw, k_ptr, v_ptr, r_ptr, SEED, lo, hi, t0, bn, T, S, window, drop, k_l, v_l,
             r_l, W: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
             MASKED: tl.constexpr):  # fmt: skip
-    """Online softmax of W queries over the keys lo ... hi - 1. `left` is the position product of the block before."""
+    """Online softmax of W queries over the keys lo ... hi - 1.
+
+    `left` is the position product of the block before.
+    """
     m = tl.arange(0, W)[:, None]
     n = tl.arange(0, W)[None, :]
     turn = (n - m - 1 + W) % W
@@ -56,9 +68,12 @@ def forward(QU, QW, K, V, R, OUT, LSE, SEED, B, N, T, S, window, drop, k_b, k_n,
     bn = (tl.program_id(0) // (tiles * splits)).to(tl.int64)
     split = tl.program_id(0) // tiles % splits
     t0 = (tiles - 1 - tl.program_id(0) % tiles) * W
-    b, n = bn // N, bn % N
+    b = bn // N
+    n = bn % N
     row = t0 + tl.arange(0, W)
-    k_ptr, v_ptr, r_ptr = K + b * k_b + n * k_n, V + b * v_b + n * v_n, R + n * r_n
+    k_ptr = K + b * k_b + n * k_n
+    v_ptr = V + b * v_b + n * v_n
+    r_ptr = R + n * r_n
     qu = _rows(QU + bn * T * HP, row, T, HP, HP, D)
     qw = _rows(QW + bn * T * HP, row, T, HP, HP, D)
     acc = tl.zeros([W, D], tl.float32)
@@ -76,25 +91,39 @@ def forward(QU, QW, K, V, R, OUT, LSE, SEED, B, N, T, S, window, drop, k_b, k_n,
                                      bn.to(tl.int32), T, S, window, drop, k_l, v_l, r_l, W, HP, D, PRECISION, DROPOUT,
                                      True)  # fmt: skip
     total = tl.where(total > 0, total, 1.0)  # rows past T see nothing, nor does an empty split
-    kept = 1.0 - drop if DROPOUT else 1.0
-    _store_rows(OUT + split * o_p + b * o_b + n * o_n, acc / (total * kept)[:, None], row, T, o_l, H, D)
+    if DROPOUT:
+        kept = 1.0 - drop
+    else:
+        kept = 1.0
+    _store_rows(
+        OUT + split * o_p + b * o_b + n * o_n, acc / (total * kept)[:, None], row, T, o_l, H, D
+    )
     tl.store(LSE + (split * B * N + bn) * T + row, peak + tl.log2(total), mask=row < T)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def join(PART, PART_LSE, OUT, LSE, B, N, T, splits, ROWS: tl.constexpr, H: tl.constexpr, D: tl.constexpr):
-    """One output of the splits' outputs, PART (splits, B, T, N, H), weighted by their sums. Grid (tiles * B * N)."""
+def join(
+    PART, PART_LSE, OUT, LSE, B, N, T, splits, ROWS: tl.constexpr, H: tl.constexpr, D: tl.constexpr
+):
+    """One output of the splits' outputs, PART (splits, B, T, N, H), weighted by their sums.
+
+    Grid (tiles * B * N).
+    """
     tiles = tl.cdiv(T, ROWS)
     bn = (tl.program_id(0) // tiles).to(tl.int64)
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     peak = tl.full([ROWS], -1e30, tl.float32)
     for split in range(0, splits):
-        peak = tl.maximum(peak, tl.load(PART_LSE + (split * B * N + bn) * T + row, mask=row < T, other=0.0))
+        peak = tl.maximum(
+            peak, tl.load(PART_LSE + (split * B * N + bn) * T + row, mask=row < T, other=0.0)
+        )
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
     at = (bn // N * T * N + bn % N) * H
     for split in range(0, splits):
-        weight = tl.exp2(tl.load(PART_LSE + (split * B * N + bn) * T + row, mask=row < T, other=0.0) - peak)
+        weight = tl.exp2(
+            tl.load(PART_LSE + (split * B * N + bn) * T + row, mask=row < T, other=0.0) - peak
+        )
         total += weight
         acc += weight[:, None] * _rows(PART + split * B * T * N * H + at, row, T, N * H, H, D)
     _store_rows(OUT + at, acc / total[:, None], row, T, N * H, H, D)
@@ -106,11 +135,15 @@ def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, SUM, SEED, scale, B, N
                      k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dq_b, dq_n, dq_l, W: tl.constexpr,
                      H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                      DROPOUT: tl.constexpr):  # fmt: skip
-    """dq, and its sum over this tile, which is part of du + dw, (B, tiles, N, H). Grid (tiles of W queries * B * N)."""
+    """dq, and its sum over this tile, which is part of du + dw, (B, tiles, N, H).
+
+    Grid (tiles of W queries * B * N).
+    """
     tiles = tl.cdiv(T, W)
     bn = (tl.program_id(0) // tiles).to(tl.int64)
     t0 = (tiles - 1 - tl.program_id(0) % tiles) * W
-    b, head = bn // N, bn % N
+    b = bn // N
+    head = bn % N
     row = t0 + tl.arange(0, W)
     k_ptr, v_ptr, r_ptr = K + b * k_b + head * k_n, V + b * v_b + head * v_n, R + head * r_n
     qu = _rows(QU + bn * T * HP, row, T, HP, HP, D)
@@ -142,7 +175,9 @@ def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, SUM, SEED, scale, B, N
         prob = tl.exp2(tl.where(_visible(t0 + m, s0 + n, T, S, window), logit - lse, float("-inf")))
         dprob = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
-            dprob = tl.where(_keep(SEED, bn.to(tl.int32), t0, s0, drop, W, 1), dprob / (1.0 - drop), 0.0)
+            dprob = tl.where(
+                _keep(SEED, bn.to(tl.int32), t0, s0, drop, W, 1), dprob / (1.0 - drop), 0.0
+            )
         dlogit = (prob * (dprob - delta)).to(k.dtype)
         dq = tl.dot(dlogit, k, dq, input_precision=PRECISION)
         dplace = _turn(dlogit, back, 1, W)
@@ -163,15 +198,20 @@ def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, DU, E, SEED, scale, f
                   k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dk_b, dk_n, dk_l, e_l,
                   W: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                   DROPOUT: tl.constexpr):  # fmt: skip
-    """dk, dv and their part of du, (B, tiles, N, H); tiles are (keys, queries). From sequence `first` on; if there is
-    an E, it gets the gradient of the logits, see `triton_kept`. Grid (tiles of W keys * sequences * N)."""
+    """dk, dv and their part of du, (B, tiles, N, H); tiles are (keys, queries). From sequence
+    `first` on; if there is an E, it gets the gradient of the logits, see `triton_kept`. Grid (tiles
+    of W keys * sequences * N).
+    """
     tiles = tl.cdiv(S, W)
     at = (tl.program_id(0) // tiles).to(tl.int64)
     bn = first * N + at
     s0 = tl.program_id(0) % tiles * W
     b, head = bn // N, bn % N
     key = s0 + tl.arange(0, W)
-    qu_ptr, qw_ptr, do_ptr, r_ptr = QU + bn * T * HP, QW + bn * T * HP, DO + b * do_b + head * do_n, R + head * r_n
+    qu_ptr = QU + bn * T * HP
+    qw_ptr = QW + bn * T * HP
+    do_ptr = DO + b * do_b + head * do_n
+    r_ptr = R + head * r_n
     k = _rows(K + b * k_b + head * k_n, key, S, k_l, HP, D)
     v = _rows(V + b * v_b + head * v_n, key, S, v_l, HP, D)
     M = S - T
@@ -223,10 +263,11 @@ def backward_places(QU, QW, K, V, R, DO, LSE, DELTA, DR, SEED, B, N, T, S, windo
                     k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, splits, W: tl.constexpr,
                     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                     DROPOUT: tl.constexpr):  # fmt: skip
-    """Parts of dr, (splits, S, N, H); tiles are (distances, queries), and the products with keys and values are turned.
+    """Parts of dr, (splits, S, N, H); tiles are (distances, queries), and the products with keys
+    and values are turned.
 
-    The tiles are shifted so that they meet whole tiles of keys. Grid (tiles of W rows of r * N * splits); a split is
-    every `splits`-th sequence of the batch.
+    The tiles are shifted so that they meet whole tiles of keys. Grid (tiles of W rows of r * N *
+    splits); a split is every `splits`-th sequence of the batch.
     """
     shift = (W - (T - 1) % W) % W
     tiles = tl.cdiv(S + shift, W)
@@ -259,16 +300,24 @@ def backward_places(QU, QW, K, V, R, DO, LSE, DELTA, DR, SEED, B, N, T, S, windo
         key = s0 + tl.arange(0, W)
         k_ptr, v_ptr = K + b * k_b + head * k_n, V + b * v_b + head * v_n
         left = tl.dot(_rows(k_ptr, key, S, k_l, HP, D), tl.trans(qu), input_precision=PRECISION)
-        right = tl.dot(_rows(k_ptr, key + W, S, k_l, HP, D), tl.trans(qu), input_precision=PRECISION)
+        right = tl.dot(
+            _rows(k_ptr, key + W, S, k_l, HP, D), tl.trans(qu), input_precision=PRECISION
+        )
         logit = _turn(tl.where(from_left, left, right), turn, 0, W)
         logit += tl.dot(r, tl.trans(qw), input_precision=PRECISION)
         there = _visible(t0 + m, s0 + m + n, T, S, window) & (s0 + m + n >= 0)
         prob = tl.exp2(tl.where(there, logit - lse, float("-inf")))
         left = tl.dot(_rows(v_ptr, key, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION)
-        right = tl.dot(_rows(v_ptr, key + W, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION)
+        right = tl.dot(
+            _rows(v_ptr, key + W, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION
+        )
         if DROPOUT:
-            left = tl.where(_keep(SEED, bn.to(tl.int32), t0, s0, drop, W, 0), left / (1.0 - drop), 0.0)
-            right = tl.where(_keep(SEED, bn.to(tl.int32), t0, s0 + W, drop, W, 0), right / (1.0 - drop), 0.0)
+            left = tl.where(
+                _keep(SEED, bn.to(tl.int32), t0, s0, drop, W, 0), left / (1.0 - drop), 0.0
+            )
+            right = tl.where(
+                _keep(SEED, bn.to(tl.int32), t0, s0 + W, drop, W, 0), right / (1.0 - drop), 0.0
+            )
         dprob = _turn(tl.where(from_left, left, right), turn, 0, W)
         dlogit = prob * (dprob - delta)
         dr = tl.dot(dlogit.to(qw.dtype), qw, dr, input_precision=PRECISION)

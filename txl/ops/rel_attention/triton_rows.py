@@ -1,4 +1,7 @@
-"""Triton helpers on tiles and rows, and the kernels that only copy or reduce rows. Conventions: `triton_kernels`."""
+"""Triton helpers on tiles and rows, and the kernels that only copy or reduce rows.
+
+Conventions: `triton_kernels`.
+"""
 
 import triton
 import triton.language as tl
@@ -29,7 +32,8 @@ def _store_rows(ptr, tile, row, n_rows, stride, H: tl.constexpr, D: tl.constexpr
 def _keep(SEED, bn, t0, s0, drop, W: tl.constexpr, axis: tl.constexpr):
     """Dropout's mask of a tile (True: keep), keys along `axis`; s0 is a multiple of 4.
 
-    Philox has one counter per (sequence and head, query, group of four keys) and returns four numbers.
+    Philox has one counter per (sequence and head, query, group of four keys) and returns four
+    numbers.
     """
     query = t0 + tl.arange(0, W)
     group = s0 // 4 + tl.arange(0, W // 4)
@@ -49,8 +53,9 @@ def _keep(SEED, bn, t0, s0, drop, W: tl.constexpr, axis: tl.constexpr):
 def _turn(x, turn, axis: tl.constexpr, W: tl.constexpr):
     """Rotate the lines of a square tile along `axis`: x[turn] along that axis.
 
-    Two adjacent halves are first rotated separately, which is one warp shuffle, then swapped. 16-bit numbers are
-    rotated as a whole: in halves they would pass through shared memory one by one.
+    Two adjacent halves are first rotated separately, which is one warp shuffle, then swapped.
+    16-bit numbers are rotated as a whole: in halves they would pass through shared memory one by
+    one.
     """
     if W != 64 or x.dtype.primitive_bitwidth < 32:
         return tl.gather(x, turn, axis=axis)
@@ -72,7 +77,9 @@ def _turn(x, turn, axis: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def _visible(t, s, T, S, window):
-    """Which queries t < T see which keys s >= 0; a tile's queries past T must be kept out otherwise."""
+    """Which queries t < T see which keys s >= 0; a tile's queries past T must be kept out
+    otherwise.
+    """
     distance = S - T + t - s
     return (distance >= 0) & (distance < window)
 
@@ -93,8 +100,23 @@ def queries(Q, U, V, QU, QW, factor, N, T, q_b, q_n, q_l, ROWS: tl.constexpr, H:
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def copy_rows(X, OUT, N, L, x_b, x_n, x_l, ROWS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr):
-    """OUT (B, N, L, HP) = X with zeros in the columns from H on. Grid (tiles of ROWS rows * B * N)."""
+def copy_rows(
+    X,
+    OUT,
+    N,
+    L,
+    x_b,
+    x_n,
+    x_l,
+    ROWS: tl.constexpr,
+    H: tl.constexpr,
+    HP: tl.constexpr,
+    D: tl.constexpr,
+):
+    """OUT (B, N, L, HP) = X with zeros in the columns from H on.
+
+    Grid (tiles of ROWS rows * B * N).
+    """
     tiles = tl.cdiv(L, ROWS)
     bn = (tl.program_id(0) // tiles).to(tl.int64)
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
