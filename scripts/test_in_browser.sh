@@ -8,7 +8,7 @@ set -euo pipefail
 here=$(CDPATH='' cd "$(dirname "$0")/.." && pwd)
 venv=$here/.venv-browser
 
-chromium() { # the path of a browser; empty: there is none
+browser() { # the path of a browser; empty: there is none
     if [ -n "${CHROMIUM:-}" ]; then
         command -v "$CHROMIUM" || true
         return
@@ -16,7 +16,7 @@ chromium() { # the path of a browser; empty: there is none
     command -v chromium || command -v google-chrome || true
 }
 
-if [ -z "$(chromium)" ]; then
+if [ -z "$(browser)" ]; then
     if [ -n "${CHROMIUM:-}" ] || [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
         echo "${CHROMIUM:-chromium}: no such browser; install chromium, or name one with CHROMIUM=/path/to/chromium" >&2
         exit 2
@@ -25,7 +25,7 @@ if [ -z "$(chromium)" ]; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-noto-color-emoji >&2
 fi
-CHROMIUM=$(chromium)
+CHROMIUM=$(browser)
 export CHROMIUM
 
 tools=$(grep -hE '^(playwright|axe-playwright-python)==' "$here/requirements-browser.txt" | tr '\n' ' ')

@@ -32,13 +32,13 @@ Open = Callable[..., Any]
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no chromium; run scripts/test_in_browser.sh, or name one with CHROMIUM=/path/to/chromium")
-    own = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("chromium"))}
-    with pytest.MonkeyPatch.context() as patch, playwright.sync_playwright() as started:
-        patch.setenv("TMPDIR", own["TMPDIR"])
-        args = ["--disable-dev-shm-usage", "--disable-gpu"]
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=args, env=own)
-        yield browser
-        browser.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("chromium")))  # of the driver too
+        with playwright.sync_playwright() as started:
+            args = ["--disable-dev-shm-usage", "--disable-gpu"]
+            browser = started.chromium.launch(executable_path=CHROMIUM, args=args)
+            yield browser
+            browser.close()
 
 
 @pytest.fixture
