@@ -56,6 +56,8 @@ def test_the_installed_command_works_elsewhere(tmp_path: Path, write_text: Calla
     assert trained.returncode == 0, trained.stderr
     assert command("eval", "--work_dir", "run").returncode == 0
     assert command("generate", "--work_dir", "run", "--length", "5").returncode == 0
+    assert command("report", "run").returncode == 0
+    assert (tmp_path / "run" / "report.html").is_file()
     refused = command("eval", "--work_dir", "nowhere")
     assert refused.returncode == 2
     assert refused.stderr.startswith("txl eval: nowhere: no such file or folder")

@@ -13,12 +13,22 @@ import pytest
 
 from tests.checkpoints import sign
 from tests.cli.conftest import Here, change_weights, half_written, records, train_here
-from txl.commands.reporting import add_report, average_part, compared_lengths
+from txl.commands.reporting import (
+    add_report,
+    average_part,
+    compared_lengths,
+    evaluation_of,
+    read,
+    report_of,
+)
+from txl.commands.scoring import Split
 from txl.config import UsageError
 from txl.data_utils.files import CACHE
 from txl.language.model import load
 from txl.language.token_losses import losses_by_token
+from txl.report.config import ReportConfig
 from txl.report.record import Report, read_report
+from txl.runtime.distributed import Ranks
 
 LENGTHS = "--mem_len 0 4 8"
 PLAIN = "--sample_length 3 --attended 20"
@@ -203,6 +213,16 @@ def test_every_kind_of_model_has_a_page(tmp_path: Path, write_text: Callable[...
     if "none" in flags:
         assert report.compared == [0]
         assert "nothing to compare" in page.read_text()
+
+
+def test_rows_that_are_there_are_not_read_again(here: Here, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = load("run")
+    asked = ReportConfig(mem_len=(0, 4, 8), sample_length=3, attended=20)
+    ranks = Ranks(0, 1, lm.model.device)
+    config = evaluation_of(lm, asked, {}, ranks, "test")
+    rows = read(lm.model, Split.of(lm.corpus(), "test"), config, lm.context, ranks)
+    monkeypatch.setattr("txl.commands.reporting.read", lambda *_: pytest.fail("read again"))
+    assert report_of(lm, asked, rows=rows) == report
 
 
 def test_the_memory_of_the_training_is_compared_with_the_shortest() -> None:
