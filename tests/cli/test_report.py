@@ -289,6 +289,9 @@ def test_damaged_records_of_a_run_are_refused(here: Here) -> None:
 
 def test_flags_without_effect_are_refused(here: Here, report: Report) -> None:
     assert "--mem_len" in here.refused("report run/report.json --mem_len 3")
+    assert "nowhere" in here.refused("report run nowhere --measure")
+    assert "--mem_len" in here.refused("report run run/report.json --mem_len 3")
+    assert read_report(Path("run/report.json")) == report  # nothing was measured before
     assert "--json x.json" in here.refused("report run run --json x.json")
     assert "--tgt_len 8 16" in here.refused("report run --tgt_len 8 16")
     assert "at most" in here.refused("report run run run run run run run")

@@ -51,6 +51,23 @@ def test_a_level_falls_or_rises_only_where_that_is_shown(further: float | None, 
     assert f"{near:.1f} to {far:.1f}" in claims.levels(report, measure, "cut")
 
 
+def test_numbers_that_differ_are_not_printed_alike() -> None:
+    assert claims.numbers([59.7, 50.5]) == ["59.7", "50.5"]
+    assert claims.numbers([10.708, 10.7, 10.6996]) == ["10.71", "10.70", "10.70"]
+    assert claims.numbers([10.70701, 10.70702]) == ["10.7070", "10.7070"]
+    assert claims.numbers([3.0, 3.0]) == ["3.00", "3.00"]
+
+
+def test_levels_on_different_texts_are_not_compared() -> None:
+    reports = [report_of(), report_of(text="c" * 64, name="other", notes=["split by name"])]
+    measure = claims.measure_of(reports)
+    assert claims.lowest(reports, measure, "cut") == "Perplexity a word of each run on its own text"
+    assert claims.about_text(reports) == ["demo: 5.10% of the tokens are <unk>", "other: split by name"]
+    same = [report_of(), report_of(name="other")]
+    assert claims.about_text(same) == report_of().notes
+    assert "is that of demo" in claims.lowest(same, measure, "aside")
+
+
 def test_each_reading_has_its_own_title() -> None:
     report = with_gain(0.15, 0.001)
     measure = claims.measure_of([report])
@@ -60,8 +77,9 @@ def test_each_reading_has_its_own_title() -> None:
 
 def test_words_that_gain_are_named_only_where_it_is_shown() -> None:
     assert "33 to 160 tokens ago: +0.110 nats" in claims.which_words(report_of())
-    none = [Said(first=0, last=0, share=1.0, saved=Interval(0.5, -0.1, 1.1))]
-    assert claims.which_words(report_of(said=none)) == "No kind of word is shown to gain by seeing further"
+    for saved in (Interval(0.5, -0.1, 1.1), Interval(-0.5, -0.6, -0.4), Interval(2e-4, 1e-4, 3e-4)):
+        none = [Said(first=0, last=0, share=1.0, saved=saved)]
+        assert claims.which_words(report_of(said=none)) == "No kind of word is shown to gain by seeing further"
 
 
 def test_tokens_are_counted_that_have_a_colour() -> None:

@@ -16,6 +16,7 @@ from txl.config import build, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.report import require_outputs
 from txl.language.model import LanguageModel
+from txl.language.sources import located
 from txl.report.config import ReportConfig
 from txl.report.page import write_page
 from txl.report.record import HTML, JSON, Report, read_report, write_report
@@ -37,7 +38,12 @@ def main(argv: Sequence[str]) -> None:
     )
     page = page_for(asked)
     require_outputs(str(page), asked.json)
-    reports = [report_for(run, asked, typed) for run in asked.runs]
+    known = [known_report(run, typed) for run in asked.runs]  # what is refused, before anything is measured
+    reports = []
+    for run, report in zip(asked.runs, known, strict=True):
+        if report is None:
+            report = measured(run, asked, typed)
+        reports.append(report)
     write_page(page, reports)
     say_where(page)
 
@@ -76,17 +82,24 @@ def is_record(path: Path) -> bool:
     return path.suffix == ".json"
 
 
-def report_for(run: str, asked: ReportConfig, typed: Typed) -> Report:
-    """The report of a run, measured or read. Raises `UsageError` if it cannot be."""
+def known_report(run: str, typed: Typed) -> Report | None:
+    """The report of a run that need not be measured: a report.json, or that of the checkpoint that would be read; None:
+    it is to be measured. Raises `UsageError` if it is damaged, or there is no such run."""
     path = Path(run)
     if path.is_file() and is_record(path):
         idle = [f"--{name}" for name in typed if name not in DRAWING]
         require(not idle, f"{', '.join(idle)}: nothing is measured for {run}, which is drawn as it is; leave it out")
         return read_report(path)
     kept = kept_report(path, typed)
-    if kept is not None:
+    if kept is None:
+        located(run)
+    else:
         print_line(f"| {path / JSON} is of this checkpoint: drawn from it (--measure reads the text again)")
-        return kept
+    return kept
+
+
+def measured(run: str, asked: ReportConfig, typed: Typed) -> Report:
+    """Measure a run, and keep its figures. Raises `UsageError` if it cannot be read, or its text is not there."""
     lm = LanguageModel.open(
         run,
         vocabulary=asked.vocabulary,

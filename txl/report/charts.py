@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from txl.report.claims import Measure, number, when_said
+from txl.report.claims import Measure, numbers, when_said
 from txl.report.record import Distances, Report
 from txl.runtime.log import perplexity
 
@@ -170,11 +170,12 @@ def _line(
     is_thin: bool = False,
 ) -> Line:
     dots = []
+    labels = numbers([y for _, y in points])
     for k, (x, y) in enumerate(points):
         falls = k + 1 == len(points) or points[k + 1][1] <= y
         below = 18
         above = -9
-        dots.append(Dot(place_x(x), place_y(y), number(y), place_y(y) + (above if falls else below)))
+        dots.append(Dot(place_x(x), place_y(y), labels[k], place_y(y) + (above if falls else below)))
     path = " ".join(f"{place_x(x)},{place_y(y)}" for x, y in points)
     return Line(colour, path, dots, whiskers, is_thin)
 

@@ -14,6 +14,10 @@ STILL_FALLING = 0.97
 """Of the perplexity of the validation before, below which the last one says that training longer helps."""
 
 
+LEAST_NATS = 0.0005
+"""A token, below which what is saved is printed as nothing."""
+
+
 class Headline(NamedTuple):
     """What memory is worth to a run.
 
@@ -56,6 +60,17 @@ def number(value: float) -> str:
     if value >= 10:
         return f"{value:.1f}"
     return f"{value:.2f}"
+
+
+def numbers(values: Sequence[float]) -> list[str]:
+    """Values with as many decimals as tell the lowest from the highest, up to 4."""
+    found = [number(value) for value in values]
+    for n_decimal in (2, 3, 4):
+        lowest = found[values.index(min(values))]
+        if min(values) == max(values) or lowest != found[values.index(max(values))]:
+            break
+        found = [f"{value:,.{n_decimal}f}" for value in values]
+    return found
 
 
 class Measure(NamedTuple):
@@ -123,7 +138,7 @@ def levels(report: Report, measure: Measure, borders: str) -> str:
     share = gain.in_all
     if borders == "aside":
         share = gain.by_seeing_further
-    ends = f"{number(near)} to {number(far)}"
+    ends = " to ".join(numbers([near, far]))
     if share is None:
         return f"{name}: {ends}, of a text that is too short to tell"
     if not share.is_shown:
@@ -136,6 +151,9 @@ def levels(report: Report, measure: Measure, borders: str) -> str:
 
 def lowest(reports: Sequence[Report], measure: Measure, borders: str) -> str:
     """The title of a chart of the levels of several runs."""
+    if have_other_texts(reports):
+        aside = ", borders aside" * (borders == "aside")
+        return f"{measure.name.capitalize()} of each run on its own text{aside}"
     best = min(
         ((measure.of(row), row.mem_len, report.name) for report in reports for row in report.rows_of(borders)),
     )
@@ -144,6 +162,22 @@ def lowest(reports: Sequence[Report], measure: Measure, borders: str) -> str:
     if borders == "aside":
         return f"Borders aside, the {what}"
     return f"The {what}"
+
+
+def have_other_texts(reports: Sequence[Report]) -> bool:
+    """Whether runs were read on different texts, so that their levels do not compare."""
+    return len({report.text for report in reports}) > 1
+
+
+def about_text(reports: Sequence[Report]) -> list[str]:
+    """What is to be known of the texts, each once."""
+    notes: dict[str, None] = {}
+    for report in reports:
+        for note in report.notes:
+            if have_other_texts(reports):
+                note = f"{report.name}: {note}"
+            notes[note] = None
+    return list(notes)
 
 
 def beyond(report: Report) -> str:
@@ -178,7 +212,8 @@ def when_said(said: Said) -> str:
 
 def which_words(report: Report) -> str:
     """The title of the card of words."""
-    shown = [one for one in report.said if one.saved is not None and one.saved.is_shown and one.saved.mean > 0]
+    shown = [one for one in report.said if one.saved is not None and one.saved.is_shown]
+    shown = [one for one in shown if one.saved is not None and one.saved.mean >= LEAST_NATS]
     if not shown:
         return "No kind of word is shown to gain by seeing further"
     most = max(shown, key=lambda one: one.saved.mean if one.saved else 0.0)
