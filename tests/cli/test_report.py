@@ -18,6 +18,7 @@ from txl.commands.reporting import (
     average_part,
     compared_lengths,
     evaluation_of,
+    name_of,
     read,
     report_of,
 )
@@ -230,6 +231,12 @@ def test_the_memory_of_the_training_is_compared_with_the_shortest() -> None:
     assert compared_lengths([0, 8, 100], 128) == [0, 100]
     assert compared_lengths([0, 256], 128) == [0, 256]
     assert compared_lengths([16], 128) == [16]
+
+
+def test_a_run_of_a_study_is_called_as_its_variant() -> None:
+    assert name_of(Path("runs/studies/x/runs/memory_64/seed_3/run")) == "memory_64/seed_3"
+    assert name_of(Path("runs/run")) == "run"
+    assert name_of(Path("runs/mine")) == "mine"
 
 
 def test_the_part_that_is_shown_is_an_average_one() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.report.made import LENGTHS, hostile_everywhere, maps_of, report_of
-from txl.report.page import page_of
+from txl.report.page import page_of, told_apart
 from txl.report.record import Report
 
 
@@ -126,6 +126,12 @@ def test_several_runs_share_a_page() -> None:
     assert page.count('<div class="headline') == 6
     assert "different texts" not in page
     assert "different texts" in page_of([report_of(), report_of(text="c" * 64)])
+
+
+def test_runs_that_are_called_alike_are_told_apart() -> None:
+    reports = told_apart([report_of(), report_of(name="other"), report_of()])
+    assert [report.name for report in reports] == ["demo (1)", "other", "demo (2)"]
+    assert "demo (2)" in page_of([report_of(), report_of()])
 
 
 def test_what_was_not_measured_is_left_out() -> None:

@@ -81,6 +81,14 @@ def folder_of(lm: LanguageModel) -> Path:
     return lm.run
 
 
+def name_of(folder: Path) -> str:
+    """What a run is called: as its folder; a run of a study, `VARIANT/seed_1/run`, as its variant and seed."""
+    folder = folder.absolute()
+    if folder.name == "run" and folder.parent.name.startswith("seed_"):
+        return f"{folder.parent.parent.name}/{folder.parent.name}"
+    return folder.name
+
+
 def report_of(
     lm: LanguageModel,
     asked: ReportConfig,
@@ -198,7 +206,7 @@ class _Measured:
         notes = [note for note in (corpus.note, self.rows[0].note_of_unknown) if note]
         return Report(
             format=FORMAT,
-            name=folder_of(lm).absolute().name,
+            name=as_text(name_of(folder_of(lm))),
             checkpoint=lm.folder.name,
             weights=lm.fingerprint(),
             dtype=self.config.dtype,

@@ -1,9 +1,11 @@
 """The page: one HTML file without network, drawn from reports alone."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -21,6 +23,7 @@ from txl.report.record import Report, Shown
 def page_of(reports: Sequence[Report]) -> str:
     """The page of one run, or of several that are compared. It holds all that it shows; its policy lets nothing be
     loaded, and no script run but its own."""
+    reports = told_apart(reports)
     style = _file("page.css")
     script = _file("page.js")
     environment = Environment(
@@ -52,6 +55,19 @@ def page_of(reports: Sequence[Report]) -> str:
         left=charts.LEFT,
         bottom=charts.HEIGHT - charts.BOTTOM,
     )
+
+
+def told_apart(reports: Sequence[Report]) -> list[Report]:
+    """The reports, with a number in the names of those that are called alike."""
+    names = Counter(report.name for report in reports)
+    n_named: Counter[str] = Counter()
+    found = []
+    for report in reports:
+        if names[report.name] > 1:
+            n_named[report.name] += 1
+            report = dataclasses.replace(report, name=f"{report.name} ({n_named[report.name]})")
+        found.append(report)
+    return found
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
