@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2034,SC2154 # launch.sh reads what is set here, and sets root and python
-# WikiText-103: train, evaluate and generate; `demo` does all three on Python's bundled documentation.
+# WikiText-103: train, evaluate and generate; `demo` does all three on Python's bundled documentation, and draws a page.
 set -euo pipefail
 
 script=run_wt103.sh name=wt103
@@ -60,10 +60,11 @@ demo() {
         --tgt_len 32 --mem_len 128 --batch_size 16 --lr 0.001 --warmup_step 100 --max_step 2500 \
         --eval_tgt_len 32 --eval_interval 500 --log_interval 100 "$@"
     echo
-    "$python" "$root/eval.py" "--work_dir=$run" --split test --mem_len 0 8 32 128 --borders both
-    echo
     "$python" "$root/generate.py" "--work_dir=$run" --prompt "This module provides" --length 120 --finish_line \
         --top_p 0.8 --no_unk
+    echo
+    # as eval.py --borders both, and a page of it
+    PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$python" -m txl report "--runs=$run" --split test --mem_len 0 8 32 128
 }
 
 if [ "${1:-}" != demo ]; then

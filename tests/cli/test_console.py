@@ -62,6 +62,8 @@ def test_the_installed_command_works_elsewhere(
     assert trained.returncode == 0, trained.stderr
     assert command("eval", "--work_dir", "run").returncode == 0
     assert command("generate", "--work_dir", "run", "--length", "5").returncode == 0
+    assert command("report", "run").returncode == 0
+    assert (tmp_path / "run" / "report.html").is_file()
     refused = command("eval", "--work_dir", "nowhere")
     assert refused.returncode == 2
     assert refused.stderr.startswith("txl eval: nowhere: no such file or folder")
@@ -79,7 +81,7 @@ def test_txl_says_what_there_is(
     assert stop.value.code == status
     assert all(program in said for program in PROGRAMS)
     assert len(said.splitlines()) == (1 if status else 2 + len(PROGRAMS))
-    assert max(map(len, said.splitlines())) <= 140
+    assert max(map(len, said.splitlines())) <= 160
 
 
 class Stopped(Exception):
@@ -109,7 +111,12 @@ def test_what_python_m_starts_and_what_txl_starts_are_one_list() -> None:
     } - {"txl"}
     same = {program.same for program in PROGRAMS.values()}
     scripts = {path.name for path in ROOT.glob("*.py")}
-    aliases = {"python -m txl estimate", "python eval.py --text", "python eval.py --recl"}
+    aliases = {
+        "python -m txl estimate",
+        "python -m txl report",
+        "python eval.py --text",
+        "python eval.py --recl",
+    }
     assert same - aliases == {f"python -m {m}" for m in modules} | {f"python {s}" for s in scripts}
     assert all(find_spec(program.module.removesuffix(".__main__")) for program in PROGRAMS.values())
 

@@ -332,13 +332,17 @@ def test_a_script_starts_programs_with_flags_that_they_have(tmp_path: Path, line
         assert [call[:2] for call in calls] == [["-m", "data_utils.download"]]
         return
     programs = (
-        ["train", "eval", "generate"]
+        ["train", "generate", "report"]
         if "demo" in words
         else ["train" if "sbatch" in words else words[1]]
     )
     assert len(calls) == len(programs)
     for program, call in zip(programs, calls, strict=True):
-        (at,) = (i for i, word in enumerate(call) if word in (f"{ROOT}/{program}.py", "estimate"))
+        (at,) = (
+            i
+            for i, word in enumerate(call)
+            if word in (f"{ROOT}/{program}.py", "estimate", "report")
+        )
         read(program, *call[at + 1 :])
         implied = ["--resume"] if ":" in environment.get("NNODES", "") else []
         assert call[len(call) - len(asked + implied) :] == asked + implied

@@ -21,6 +21,7 @@ from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, SCORE, ReclConfig, ScoreConfig
 from txl.generation.config import GenerateConfig
+from txl.report.config import ReportConfig
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.plan import ClusterConfig
@@ -31,6 +32,7 @@ CLASSES = {
     "eval": (*EVAL, DataConfig),
     "score": (*SCORE, DataConfig),
     "recl": (ReclConfig, DataConfig),
+    "report": (ReportConfig, DataConfig),
     "generate": (GenerateConfig,),
     "estimate": (ClusterConfig, TrainConfig, ModelConfig, Context, DataConfig),
 }

@@ -61,11 +61,11 @@ def test_a_bad_variable_starts_nothing(
 def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(
     tmp_path: Path, flags: str
 ) -> None:
-    _, _, (train, evaluation, generation) = run(tmp_path, f"demo {flags}")
+    _, _, (train, generation, report) = run(tmp_path, f"demo {flags}")
     assert train.endswith(flags)
     assert "--overwrite" not in train
-    assert " --work_dir=mine --split test " in evaluation
     assert " --work_dir=mine --prompt " in generation
+    assert "-m txl report --runs=mine --split test " in report
     _, _, (train, *_) = run(tmp_path, "demo")
     assert "--overwrite" in train
 
@@ -146,7 +146,8 @@ def test_words_are_passed_on_as_they_are(
         *words
     }
     _, _, calls = run(tmp_path, ["demo", f"--work_dir={word}"])
-    assert [f"--work_dir={word}" in shlex.split(call) for call in calls] == [True, True, True]
+    for call, flag in zip(calls, ("work_dir", "work_dir", "runs"), strict=True):
+        assert f"--{flag}={word}" in shlex.split(call)
     assert not Path("it").exists()
 
 

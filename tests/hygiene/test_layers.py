@@ -20,7 +20,7 @@ ROOMS = [
     {"inference"},
     {"checkpoint", "convert", "agents"},
     {"evaluation", "generation"},
-    {"training"},
+    {"training", "report"},
     {"language"},
     {"cli"},
     {"commands", "studies", "hf", "lm_eval"},

@@ -9,6 +9,7 @@ KNOWN = {
     "'TXL_LONG_TESTS' not in os.environ",
     "not IS_INSTALLED",  # lm-eval
     "not Path(python).is_file()",  # transformers 4
+    "CHROMIUM is None",
     "not can_measure()",  # the peak of a part of a program: Linux
     "PeakMemory(CPU).bytes() is None",
     "not sys.platform.startswith('linux')",

@@ -41,6 +41,11 @@ PROGRAMS = {
     "recl": Program(
         "txl.commands.recl", "how much context several runs use", "python eval.py --recl"
     ),
+    "report": Program(
+        "txl.commands.report",
+        "a page to look at: what memory is worth, and where",
+        "python -m txl report",
+    ),
     "generate": Program("txl.commands.generate", "continue texts", "python generate.py"),
     "convert": Program(
         "txl.commands.convert", "checkpoints of other programs, in and out", "python -m txl.convert"

@@ -51,14 +51,23 @@ class Gain:
         where = ", ".join(filter(None, [self.split, f"segments of {self.tgt_len}", self.added]))
         what = f"{where}: memory {self.longer} in place of {self.shorter or 'none'}"
         if self.in_all is None or self.by_seeing_further is None:
-            return f"{what}: too short to tell, {self.blocks}; {LEAST_BLOCKS} are needed"
-        parts = [
-            _in_all(self.in_all, self.unit),
-            _by_seeing_further(self.in_all, self.by_seeing_further),
-        ]
+            return f"{what}: {self.in_all_in_words()}"
+        parts = [self.in_all_in_words(), self.seeing_further_in_words()]
         if self.longer > self.trained:
             parts.append(f"{self.longer} is more than the {self.trained} of the training")
         return f"{what}: {'; '.join(parts)}"
+
+    def in_all_in_words(self) -> str:
+        """What is gained in all, or that the text is too short to tell."""
+        if self.in_all is None:
+            return f"too short to tell, {self.blocks}; {LEAST_BLOCKS} are needed"
+        return _in_all(self.in_all, self.unit)
+
+    def seeing_further_in_words(self) -> str:
+        """What is gained by seeing further; empty if the text is too short to tell."""
+        if self.in_all is None or self.by_seeing_further is None:
+            return ""
+        return _by_seeing_further(self.in_all, self.by_seeing_further)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; shares, not per cent."""

@@ -211,19 +211,39 @@ def _event(**fields: Any) -> bytes:
     return content.getvalue()
 
 
+def records_of(run: Path | None) -> list[dict[str, Any]]:
+    """The records of a run, given by its folder or one of its checkpoints; empty if it has none.
+    Raises `UsageError` if they are damaged.
+    """
+    if run is None:
+        return []
+    for folder in (run, run.absolute().parent):
+        path = folder / RECORDS
+        if not path.is_file():
+            continue
+        try:
+            records = read_json_lines(path)
+        except ValueError:
+            raise _damaged(path) from None
+        if not all(isinstance(record, dict) for record in records):
+            raise _damaged(path)
+        return records
+    return []
+
+
+def _damaged(path: Path) -> UsageError:
+    return UsageError(f"{path}: damaged; repair it, or move it away")
+
+
 def validation_curve(run: Path) -> list[tuple[int, float]]:
     """Tokens read and nats per token of each validation of a run, given by its folder or one of its
     checkpoints; empty if the run has no records. Raises `UsageError` if they are damaged.
     """
-    path = next(
-        (folder / RECORDS for folder in (run, run.parent) if (folder / RECORDS).is_file()), None
-    )
-    if path is None:
-        return []
+    records = records_of(run)
     try:
-        return curve_of(read_json_lines(path))
-    except (KeyError, TypeError, ValueError):
-        raise UsageError(f"{path}: damaged; repair it, or move it away") from None
+        return curve_of(records)
+    except (KeyError, TypeError):
+        raise _damaged(run / RECORDS) from None
 
 
 def curve_of(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:

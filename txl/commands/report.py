@@ -1,0 +1,152 @@
+"""Draw a page, report.html: what memory is worth to a trained model, where in its text, and how it
+was made:
+
+txl report RUN                  python -m txl report RUN RUN --out compared.html
+
+The page is one file without network. What it shows is kept in report.json beside it, from which it
+is drawn again without the model, by the same command or by txl report report.json.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from txl.checkpoint import checkpoints, open_checkpoint
+from txl.cli.flags import Typed, read_flags, refuse_idle_flags
+from txl.commands.reporting import folder_of, report_of, say_where
+from txl.config import build, require
+from txl.data_utils.corpus import DataConfig
+from txl.evaluation.report import require_outputs
+from txl.language.model import LanguageModel
+from txl.language.sources import located
+from txl.report.config import ReportConfig
+from txl.report.page import write_page
+from txl.report.record import HTML, JSON, Report, read_report, write_report
+from txl.runtime.log import print_line
+
+MOST_USED = ("runs", "out", "mem_len", "split", "measure", "tokens", "data")
+DRAWING = {"runs", "out"}
+"""Flags for which nothing is measured."""
+
+
+def main(argv: Sequence[str]) -> None:
+    argv = with_runs(argv)
+    typed = read_flags(argv, ReportConfig, DataConfig, description=__doc__ or "", first=MOST_USED)
+    require(bool(typed.get("runs")), "name what is drawn: txl report RUN, or a report.json")
+    asked: ReportConfig = build(ReportConfig, typed)
+    require(
+        asked.json is None or len(asked.runs) == 1,
+        f"--json {asked.json}: holds the figures of one run; leave it out, each run keeps its own",
+    )
+    page = page_for(asked)
+    require_outputs(str(page), asked.json)
+    # what is refused, before anything is measured
+    known = [known_report(run, typed) for run in asked.runs]
+    reports = []
+    for run, report in zip(asked.runs, known, strict=True):
+        if report is None:
+            report = measured(run, asked, typed)
+        reports.append(report)
+    write_page(page, reports)
+    say_where(page)
+
+
+def with_runs(argv: Sequence[str]) -> Sequence[str]:
+    """A command line whose first words may be runs, which are then named before them."""
+    if argv and not argv[0].startswith("-"):
+        return ["--runs", *argv]
+    return argv
+
+
+def page_for(asked: ReportConfig) -> Path:
+    """Where the page is written."""
+    if asked.out is not None:
+        return Path(asked.out)
+    if len(asked.runs) != 1:
+        return Path(HTML)
+    (name,) = asked.runs
+    run = Path(name)
+    if run.is_dir():
+        return home_of(run) / HTML
+    if run.is_file() and is_record(run):
+        return run.with_suffix(".html")
+    return Path(HTML)
+
+
+def home_of(folder: Path) -> Path:
+    """The run folder of a run or of one of its checkpoints."""
+    if (folder / "config.json").is_file() and (folder.absolute().parent / "latest").is_file():
+        return folder.absolute().parent
+    return folder
+
+
+def is_record(path: Path) -> bool:
+    """Whether a file that is named is a report.json and no checkpoint."""
+    return path.suffix == ".json"
+
+
+def known_report(run: str, typed: Typed) -> Report | None:
+    """The report of a run that need not be measured: a report.json, or that of the checkpoint that
+    would be read; None: it is to be measured. Raises `UsageError` if it is damaged, or there is no
+    such run.
+    """
+    path = Path(run)
+    if path.is_file() and is_record(path):
+        idle = [f"--{name}" for name in typed if name not in DRAWING]
+        require(
+            not idle,
+            f"{', '.join(idle)}: nothing is measured for {run}, which is drawn as it is; leave"
+            " it out",
+        )
+        return read_report(path)
+    kept = kept_report(path, typed)
+    if kept is None:
+        located(run)
+    else:
+        print_line(
+            f"| {path / JSON} is of this checkpoint: drawn from it (--measure reads the text again)"
+        )
+    return kept
+
+
+def measured(run: str, asked: ReportConfig, typed: Typed) -> Report:
+    """Measure a run, and keep its figures.
+
+    Raises `UsageError` if it cannot be read, or its text is not there.
+    """
+    lm = LanguageModel.open(
+        run,
+        vocabulary=asked.vocabulary,
+        dataset=typed.get("dataset"),
+        device=asked.device,
+        dtype=asked.dtype,
+    )
+    refuse_idle_flags(typed, asked, lm.data_config(typed), lm.model_config)
+    if asked.json:
+        target = Path(asked.json)
+    else:
+        target = folder_of(lm) / JSON
+    require_outputs(str(target))
+    report = report_of(lm, asked, typed)
+    for gain in report.gains:
+        if gain.longer == report.compared[-1]:
+            print_line(gain.sentence())
+    write_report(target, report)
+    print_line(f"| figures: {target}")
+    return report
+
+
+def kept_report(run: Path, typed: Typed) -> Report | None:
+    """What a run folder has been measured to, if that is of the checkpoint that would be read, or
+    that is not there any more; None: it is to be measured. Flags that say how to measure are never
+    without effect.
+    """
+    path = run / JSON
+    if set(typed) - DRAWING or not path.is_file():
+        return None
+    report = read_report(path)
+    if not checkpoints(run):
+        return report
+    checkpoint = open_checkpoint(run)
+    if (checkpoint.folder.name, checkpoint.fingerprint()) == (report.checkpoint, report.weights):
+        return report
+    return None

@@ -1,0 +1,249 @@
+"""Attention by token: which earlier tokens each prediction looked at, kept small."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from txl.config import Context, require
+from txl.evaluation.measures.attention_by_distance import probabilities
+from txl.evaluation.reading import warmup_segments
+from txl.model.attention import Attention
+from txl.model.transformer import TransformerXL
+
+MOST_KEYS = 6
+"""Keys that are kept of a token and a map, at most: those with the largest shares."""
+LEAST_SHARE = 0.03
+"""Of a token's attention, below which a key is not kept."""
+MOST_HEADS = 32
+"""Of a model of more heads, only `FURTHEST` are kept: those that look back furthest."""
+FURTHEST = 8
+
+
+class Map(NamedTuple):
+    """What an attention map is of.
+
+    Attributes:
+        layer: from 0; None: the mean of all layers and heads.
+        head: from 0; None: the mean of the layer's heads.
+    """
+
+    layer: int | None
+    head: int | None
+
+
+@dataclass(frozen=True)
+class AttentionByToken:
+    """The keys that got most of the attention of each token, map by map.
+
+    A token is looked for by the query before it, whose output predicts it. So its distance to a key
+    is counted from the token itself: the token before it is at 1.
+
+    Attributes:
+        maps: the mean, the layers, then heads.
+        n_token: how many tokens, from the first that was asked for.
+        count_PN: keys of each map and token, uint8.
+        back_K: their distances in tokens, at least 1, uint16; map by map, token by token, largest
+            share first.
+        share_K: their shares of the attention, in 255ths, uint8.
+        beyond_P: the share of each map that lies further back than a segment, averaged over the
+            tokens.
+    """
+
+    maps: list[Map]
+    n_token: int
+    count_PN: np.ndarray
+    back_K: np.ndarray
+    share_K: np.ndarray
+    beyond_P: np.ndarray
+
+
+def attention_by_token(
+    model: TransformerXL,
+    ids: np.ndarray,
+    context: Context,
+    *,
+    first: int,
+    n_token: int,
+    starts: np.ndarray | None = None,
+) -> AttentionByToken:
+    """Read a part of a text in one stream, as it is cut, and keep what each token looked at.
+
+    Args:
+        ids: of the text.
+        first: index of the first token that is kept; the text before it is read as far as the model
+            sees.
+        n_token: how many are kept.
+        starts: where documents begin, each of which is read with an empty memory; None: the text is
+            read as one.
+    Raises:
+        UsageError: if the model has no softmax attention, or looks back further than 65,535 tokens.
+    """
+    rule = model.config.attention
+    require(rule == "softmax", f"a model of --attention {rule} does not attend by softmax")
+    reach = context.mem_len + context.ext_len + context.tgt_len
+    require(
+        reach <= 65_535, f"--mem_len {context.mem_len}: distances are kept up to 65,535; use less"
+    )
+    watch = _Watch(model.config.n_layer, model.config.n_head, context.tgt_len)
+    hooks = []
+    for i, layer in enumerate(model.layers):
+        hooks.append(layer.attn.register_forward_hook(watch.of_layer(i)))
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for part in _parts(
+                model, ids, context, first=first, last=first + n_token, starts=starts
+            ):
+                _read(model, ids, context, part, watch)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return watch.result()
+
+
+class _Part(NamedTuple):
+    """A part of a text that is read with an empty memory: tokens `begin` to `end - 1` are read,
+    which predict those after them; of these, `first` to `last - 1` are kept.
+    """
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+def _parts(
+    model: TransformerXL,
+    ids: np.ndarray,
+    context: Context,
+    *,
+    first: int,
+    last: int,
+    starts: np.ndarray | None,
+) -> list[_Part]:
+    last = min(last, len(ids))
+    n_before = warmup_segments(model.config.n_layer, context) * context.tgt_len
+    if starts is None:
+        begin = max(0, first - 1 - n_before) // context.tgt_len * context.tgt_len
+        return [_Part(begin, last - 1, first, last)]
+    edges = np.union1d(starts[starts > 0], [1, len(ids)]).tolist()
+    parts = []
+    for begin, end in pairwise(edges):
+        if begin < last and end > first:
+            skipped = max(0, first - begin - n_before) // context.tgt_len * context.tgt_len
+            until = min(end, last)
+            parts.append(_Part(begin - 1 + skipped, until - 1, max(first, begin), until))
+    return parts
+
+
+def _read(
+    model: TransformerXL, ids: np.ndarray, context: Context, part: _Part, watch: "_Watch"
+) -> None:
+    memory = model.empty_memory(1)
+    for begin in range(part.begin, part.end, context.tgt_len):
+        end = min(begin + context.tgt_len, part.end)
+        before = max(part.begin, begin - context.ext_len)
+        watch.kept = slice(
+            max(begin, part.first - 1) - before, max(begin, min(end, part.last - 1)) - before
+        )
+        piece_1T = torch.from_numpy(np.asarray(ids[before:end], dtype=np.int64))[None]
+        memory = model(piece_1T.to(model.device), memory, context).memory
+
+
+class _Watch:
+    """Collects the largest shares of all maps, segment by segment.
+
+    Attributes:
+        kept: the queries of the next segment whose tokens are kept.
+    """
+
+    def __init__(self, n_layer: int, n_head: int, tgt_len: int) -> None:
+        self.n_layer = n_layer
+        self.n_head = n_head
+        self.tgt_len = tgt_len
+        self.kept = slice(0, 0)
+        self._mean_TS: Tensor | None = None
+        n_map = 1 + n_layer * (1 + n_head)
+        self._shares: list[list[np.ndarray]] = [[] for _ in range(n_map)]
+        self._backs: list[list[np.ndarray]] = [[] for _ in range(n_map)]
+        self._beyond_P = np.zeros(n_map)
+
+    def of_layer(self, i: int) -> Any:
+        """A forward hook for layer i."""
+
+        def hook(attention: nn.Module, args: tuple[Any, ...], _: Tensor) -> None:
+            assert isinstance(attention, Attention)
+            if self.kept.start >= self.kept.stop:
+                return
+            x_1TD, mem_1MD, feats, span = args[:4]
+            prob_NTS = (
+                probabilities(attention, x_1TD, mem_1MD, feats, span)[0, :, self.kept].float().cpu()
+            )
+            query_T = span.n_mem + torch.arange(span.n_new)[self.kept]
+            back_TS = query_T[:, None] - torch.arange(span.n_key) + 1
+            of_layer_TS = prob_NTS.mean(0)
+            self._add(1 + i, of_layer_TS[None], back_TS)
+            self._add(1 + self.n_layer + i * self.n_head, prob_NTS, back_TS)
+            if i == 0:
+                self._mean_TS = torch.zeros_like(of_layer_TS)
+            assert self._mean_TS is not None
+            self._mean_TS += of_layer_TS / self.n_layer
+            if i == self.n_layer - 1:
+                self._add(0, self._mean_TS[None], back_TS)
+
+        return hook
+
+    def _add(self, first: int, prob_PTS: Tensor, back_TS: Tensor) -> None:
+        share_PTK, at_PTK = prob_PTS.topk(min(MOST_KEYS, prob_PTS.shape[-1]), dim=-1)
+        back_PTK = back_TS.expand_as(prob_PTS).gather(-1, at_PTK)
+        room = (0, MOST_KEYS - share_PTK.shape[-1])
+        share_PTK = nn.functional.pad(share_PTK, room)
+        back_PTK = nn.functional.pad(back_PTK, room, value=1)
+        beyond_P = (prob_PTS * (back_TS > self.tgt_len)).sum((1, 2))
+        for k in range(len(prob_PTS)):
+            self._shares[first + k].append(share_PTK[k].numpy())
+            self._backs[first + k].append(back_PTK[k].numpy())
+            self._beyond_P[first + k] += float(beyond_P[k])
+
+    def result(self) -> AttentionByToken:
+        share_PNK = np.stack([np.concatenate(parts) for parts in self._shares])
+        back_PNK = np.stack([np.concatenate(parts) for parts in self._backs])
+        n_token = share_PNK.shape[1]
+        beyond_P = self._beyond_P / max(1, n_token)
+        chosen_P = self._chosen(beyond_P)
+        share_PNK = share_PNK[chosen_P]
+        keep_PNK = share_PNK >= LEAST_SHARE
+        return AttentionByToken(
+            maps=[self._map(index) for index in chosen_P],
+            n_token=n_token,
+            count_PN=keep_PNK.sum(-1).astype(np.uint8),
+            back_K=back_PNK[chosen_P][keep_PNK].astype(np.uint16),
+            share_K=np.rint(share_PNK[keep_PNK] * 255).astype(np.uint8),
+            beyond_P=beyond_P[chosen_P],
+        )
+
+    def _chosen(self, beyond_P: np.ndarray) -> Sequence[int]:
+        """The maps that are kept: the mean, the layers, and all heads or those that look back
+        furthest.
+        """
+        n_mean = 1 + self.n_layer
+        heads = list(range(n_mean, len(beyond_P)))
+        if len(heads) > MOST_HEADS:
+            furthest = sorted(heads, key=lambda index: -beyond_P[index])[:FURTHEST]
+            heads = sorted(furthest)
+        return [*range(n_mean), *heads]
+
+    def _map(self, index: int) -> Map:
+        if index == 0:
+            return Map(None, None)
+        if index <= self.n_layer:
+            return Map(index - 1, None)
+        layer, head = divmod(index - 1 - self.n_layer, self.n_head)
+        return Map(layer, head)

@@ -1,0 +1,369 @@
+"""report.json: all that the page shows of one run, as figures.
+
+A page is drawn from it without the model.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from txl.config import UsageError
+from txl.evaluation.bootstrap import Interval
+from txl.evaluation.gain import Gain
+from txl.files import write_whole
+from txl.runtime.records import fits, json_text, read_json
+
+FORMAT = 1
+"""Of the file; a reader refuses others."""
+JSON = "report.json"
+HTML = "report.html"
+"""The names of the record and of the page in a run folder."""
+MOST_BACK = 65_535
+MOST_NATS = 65.0
+"""What the page holds in 16 bits: distances, and thousandths of a nat."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One split at one length of memory, as eval.py prints it.
+
+    Attributes:
+        mem_len: tokens of memory.
+        borders: cut, or aside: each token late in its segment.
+        nats_per_token, perplexity, word_perplexity, bits_per_character: as in the file of `eval.py
+            --json`; None: the text has no words or characters.
+    """
+
+    mem_len: int
+    borders: str
+    nats_per_token: float
+    perplexity: float
+    word_perplexity: float | None
+    bits_per_character: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Said:
+    """Tokens whose words were last said at some distance.
+
+    Attributes:
+        first, last: the distance in tokens, inclusive; first 0: the word was not said before; last
+        None: no end.
+        share: of the tokens of the split.
+        saved: nats a token that the longer memory saves, with borders aside; None: too few to tell.
+    """
+
+    first: int
+    last: int | None
+    share: float
+    saved: Interval | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distances:
+    """Attention by distance, as `eval.py --attention_by_distance` measures it.
+
+    Attributes:
+        mem_len: of the reading.
+        first_K, last_K: the distances of each bin, inclusive; the token itself is at 0.
+        share_LNK: of a token's attention, by layer, head and bin.
+    """
+
+    mem_len: int
+    first_K: list[int]
+    last_K: list[int]
+    share_LNK: list[list[list[float]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The training.
+
+    Attributes:
+        train, valid: tokens read and nats per token, pairs in their order.
+    """
+
+    train: list[list[float]]
+    valid: list[list[float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+    """How the run was made.
+
+    Attributes:
+        command: the words of the training's command line; empty: not known.
+        versions: of Python, PyTorch, txl, and what else is known, by name.
+        parameters: weights of the model.
+        settings: all of them as text, by part and name, such as "model n_layer".
+    """
+
+    command: list[str]
+    versions: dict[str, str]
+    parameters: int
+    settings: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Map:
+    """What an attention map is of, counted from 0; None: the mean of all layers, or of all heads of
+    one.
+    """
+
+    layer: int | None
+    head: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Looked:
+    """Which tokens the first tokens of the shown text looked at; see `AttentionByToken`.
+
+    Attributes:
+        mem_len: of the reading.
+        n_token: how many tokens.
+        count_PN: keys of each map and token.
+        back_K: their distances.
+        share_K: their shares in 255ths.
+        beyond_P: the share of each map that lies further back than a segment.
+    """
+
+    mem_len: int
+    n_token: int
+    maps: list[Map]
+    count_PN: list[list[int]]
+    back_K: list[int]
+    share_K: list[int]
+    beyond_P: list[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The part of the split that the page shows.
+
+    Attributes:
+        first: index of its first token among those that are predicted.
+        pieces: each token as text, with the white space before it.
+        before: those before the first, as far as it sees.
+        mem_len_M: the lengths of memory.
+        nats_MN: of each token at each length, with borders aside.
+        looked: None: not measured.
+    """
+
+    first: int
+    pieces: list[str]
+    before: list[str]
+    mem_len_M: list[int]
+    nats_MN: list[list[float]]
+    looked: Looked | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """All that the page shows of one run.
+
+    Attributes:
+        format: `FORMAT`.
+        name: of the run.
+        checkpoint, weights: the checkpoint's name and the digest of its weights.
+        dtype: of the reading.
+        split, text: which text was read, and the digest of it.
+        tokenizer: the digest of the vocabulary.
+        notes: what is to be known of the text.
+        n_token: tokens that are predicted.
+        tgt_len: of the reading; `trained_tgt_len`, `trained_mem_len`: of the training.
+        rows: every length of memory as cut, then with borders aside.
+        gains: of each memory longer than the shortest.
+        compared: the memories that the page compares: the shortest, and that of the training; or
+            the only one.
+        said: nats saved by how long ago a word was said.
+        distances, curve, shown: None: not measured, or not known.
+        sample: a text that the model has written.
+        origin: how the run was made.
+    """
+
+    format: int
+    name: str
+    checkpoint: str
+    weights: str
+    dtype: str
+    split: str
+    text: str
+    tokenizer: str
+    notes: list[str]
+    n_token: int
+    tgt_len: int
+    trained_tgt_len: int
+    trained_mem_len: int
+    rows: list[Figures]
+    gains: list[Gain]
+    compared: list[int]
+    said: list[Said]
+    distances: Distances | None
+    curve: Curve | None
+    shown: Shown | None
+    sample: str
+    origin: Origin
+
+    def rows_of(self, borders: str) -> list[Figures]:
+        """The figures of one way to read, by length of memory."""
+        return [row for row in self.rows if row.borders == borders]
+
+    def row(self, borders: str, mem_len: int) -> Figures:
+        """The figures of one reading."""
+        (row,) = (row for row in self.rows_of(borders) if row.mem_len == mem_len)
+        return row
+
+    def gain(self, mem_len: int | None = None) -> Gain | None:
+        """What a memory gains over the shortest, by default that which the page compares; None:
+        there is no other.
+        """
+        if mem_len is None:
+            wanted = self.compared[-1]
+        else:
+            wanted = mem_len
+        for gain in self.gains:
+            if gain.longer == wanted:
+                return gain
+        return None
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write report.json, whole or not at all."""
+    write_whole(path, json_text(dataclasses.asdict(report), indent=None, ensure_ascii=False))
+
+
+def read_report(path: Path) -> Report:
+    """The content of a report.json. Raises `UsageError` if it is none, is damaged or of another
+    version, `OSError` if it cannot be read.
+    """
+    try:
+        content = read_json(path)
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"{path}: not text in UTF-8; name a run, or a report.json that txl report wrote"
+        ) from None
+    except ValueError as error:
+        raise UsageError(
+            f"{path}: not JSON ({error}); name a run, or measure again: txl report RUN"
+        ) from None
+    if not isinstance(content, dict) or "format" not in content:
+        raise UsageError(
+            f"{path}: no report.json of txl; name a run, or a file that txl report wrote"
+        )
+    if content["format"] != FORMAT:
+        what = f"is of format {str(content['format'])[:20]}, and this txl reads {FORMAT}"
+        raise UsageError(f"{path}: {what}; measure again: txl report RUN --measure")
+    try:
+        report = _made(Report, content, "report")
+        for wrong in _contradictions(report):
+            raise ValueError(wrong)
+    except ValueError as error:
+        raise UsageError(
+            f"{path}: damaged ({error}); measure again: txl report RUN --measure"
+        ) from None
+    return report
+
+
+def _made(hint: Any, value: Any, name: str) -> Any:
+    """A JSON value as an object of a type. Raises `ValueError` naming what does not have it."""
+    if dataclasses.is_dataclass(hint):
+        return _dataclass(hint, value, name)
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
+    if origin is types.UnionType:
+        if value is None:
+            return None
+        return _made(args[0], value, name)
+    if origin is list and dataclasses.is_dataclass(args[0]):
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is no list")
+        return [_made(args[0], item, f"{name}[{i}]") for i, item in enumerate(value)]
+    if not fits(value, hint):
+        raise ValueError(f"{name} is {str(value)[:40]!r}")
+    return value
+
+
+def _dataclass(cls: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is no object")
+    hints = typing.get_type_hints(cls)
+    missing = [field for field in hints if field not in value]
+    if missing:
+        raise ValueError(f"{name} has no {missing[0]}")
+    return cls(**{field: _made(hints[field], value[field], field) for field in hints})
+
+
+def _contradictions(report: Report) -> Iterator[str]:
+    """What does not go together in a report whose fields have their types."""
+    lengths = [row.mem_len for row in report.rows_of("cut")]
+    if not lengths or lengths != [row.mem_len for row in report.rows_of("aside")]:
+        yield "rows are not of the same lengths in both readings"
+    if len(lengths) != len(set(lengths)) or 2 * len(lengths) != len(report.rows):
+        yield "rows are there twice"
+    if not 1 <= len(report.compared) <= 2 or not set(report.compared) <= set(lengths):
+        yield "compared names lengths that were not read"
+    if len(report.compared) == 2 and report.gain() is None:
+        yield "gains have none of the lengths that are compared"
+    if report.n_token < 1 or report.tgt_len < 1:
+        yield "a length is not positive"
+    if report.distances is not None:
+        yield from _of_distances(report.distances)
+    if report.curve is not None and not all(
+        len(point) == 2 for point in [*report.curve.train, *report.curve.valid]
+    ):
+        yield "curve has a point that is no pair"
+    if report.shown is not None:
+        yield from _of_shown(report.shown)
+        if not set(report.compared) <= set(report.shown.mem_len_M):
+            yield "shown lacks a length that is compared"
+
+
+def _of_distances(distances: Distances) -> Iterator[str]:
+    n_bin = len(distances.first_K)
+    n_head = {len(layer) for layer in distances.share_LNK}
+    sizes = set()
+    for layer in distances.share_LNK:
+        for share_K in layer:
+            sizes.add(len(share_K))
+    if not n_bin or len(distances.last_K) != n_bin or sizes != {n_bin} or len(n_head) != 1:
+        yield "distances are not of one shape"
+    if not all(
+        0 <= first <= last for first, last in zip(distances.first_K, distances.last_K, strict=False)
+    ):
+        yield "distances has a bin without an inside"
+    if not all(
+        sum(share_K) > 0 and min(share_K) >= 0 for layer in distances.share_LNK for share_K in layer
+    ):
+        yield "distances has shares that are none"
+
+
+def _of_shown(shown: Shown) -> Iterator[str]:
+    n_token = len(shown.pieces)
+    if not n_token:
+        yield "shown has no tokens"
+    if len(shown.nats_MN) != len(shown.mem_len_M) or any(
+        len(nats_N) != n_token for nats_N in shown.nats_MN
+    ):
+        yield "shown has not the losses of each token at each length"
+    if not all(0 <= nats <= MOST_NATS for nats_N in shown.nats_MN for nats in nats_N):
+        yield f"shown has losses that are not between 0 and {MOST_NATS:g}"
+    looked = shown.looked
+    if looked is None:
+        return
+    if looked.n_token > n_token or any(
+        len(count_N) != looked.n_token for count_N in looked.count_PN
+    ):
+        yield "looked is not of the tokens that are shown"
+    if not looked.maps or not len(looked.maps) == len(looked.count_PN) == len(looked.beyond_P):
+        yield "looked has not counts of each map"
+    if not sum(map(sum, looked.count_PN)) == len(looked.back_K) == len(looked.share_K):
+        yield "looked has not as many keys as it counts"
+    if not all(0 <= count <= 255 for count_N in looked.count_PN for count in count_N):
+        yield "looked has counts that are none"
+    if not all(1 <= back <= MOST_BACK for back in looked.back_K):
+        yield "looked has distances that are none"
+    if not all(0 <= share <= 255 for share in looked.share_K):
+        yield "looked has shares that are none"
