@@ -31,8 +31,8 @@ IDS = torch.randint(0, 60, (2, 5), generator=torch.Generator().manual_seed(0))
 CORE = {f"model/{name}.py" for name in "adaptive attention feed_forward layer memory span transformer".split()}
 CORE |= {"positions/rel_sinusoid.py"}
 """The paper's model."""
-OUTSIDE = ("ops", "config.py", "training", "inference")
-"""Operators, settings, and those who call the model."""
+OUTSIDE = ("ops", "config.py", "errors.py", "training", "inference")
+"""Operators, settings and what is said of wrong ones, and those who call the model."""
 
 
 def entered(work: Callable[[], object]) -> set[str]:

@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from txl.checkpoint.save import FORMAT
 from txl.checkpoint.shards import SHARDS, shards_in
 from txl.config import Context, ModelConfig, UsageError
 from txl.files import content_of, sha256
+from txl.registry import settings_of_all
 from txl.runtime.records import parse_json, require_fields
 
 _FIELDS = {
@@ -136,7 +138,7 @@ def open_folder(folder: Path) -> Checkpoint:
         if digests is None and record["format"] > 1:
             raise ValueError(f"{DIGESTS} beside it is missing")
         require_fields({name: value for name, value in record.items() if name in _FIELDS}, _FIELDS)
-        model = ModelConfig(**require_fields(record["model"], ModelConfig))
+        model = ModelConfig(**_model_fields(record["model"]))
         lengths = {name: value for name, value in record["context"].items() if name not in _GONE_LENGTHS}
         context = Context(**require_fields(lengths, Context))
     except (KeyError, json.JSONDecodeError, UnicodeDecodeError):
@@ -146,6 +148,17 @@ def open_folder(folder: Path) -> Checkpoint:
     of_some = {name: [digest] for name, digest in {**record.get("files", {}), **record.get("attachments", {})}.items()}
     known = of_some if digests is None else digests
     return Checkpoint(folder, {"step": 0, **record}, model, context, known, names_all=digests is not None)
+
+
+def _model_fields(values: Any) -> dict[str, Any]:
+    """The arguments of `ModelConfig`; before version 0.3 settings of its parts stood beside them. Raises `ValueError`
+    if one is unknown or of another type."""
+    hints = typing.get_type_hints(ModelConfig)
+    of_parts = {f.name: f.type for f in settings_of_all().values()}
+    require_fields(values, of_parts | hints)
+    own = {name: value for name, value in values.get("own", {}).items() if name in of_parts}
+    require_fields(own, of_parts)
+    return values
 
 
 def _digests_and_record(folder: Path) -> tuple[Digests | None, bytes]:

@@ -101,7 +101,8 @@ def arguments_for_kimiyoung(model: TransformerXL, context: Context) -> dict[str,
 def _lengths_for_kimiyoung(config: ModelConfig, context: Context) -> dict[str, int]:
     """The three lengths for the constructor, which makes tables of positions as long as their sum."""
     lengths = {name: getattr(context, name) for name in ("tgt_len", "ext_len", "mem_len")}
-    n_row, mem_len = config.n_position, context.mem_len
+    n_row = config.own.get("n_position")
+    mem_len = context.mem_len
     if config.position not in TABLES or n_row is None or sum(lengths.values()) == n_row:
         return lengths
     if n_row > mem_len:

@@ -74,7 +74,7 @@ def their_name(name: str, config: ModelConfig) -> str:
     """The name of one of our parameters in the 2019 code."""
     match name.split("."):
         case ["layers", layer, "attn", "q_net" | "k_net" | "v_net" as net, kind]:
-            joined = "qkv_net" if not config.count_back else "q_net" if net == "q_net" else "kv_net"
+            joined = "qkv_net" if not config.own.get("count_back", False) else "q_net" if net == "q_net" else "kv_net"
             return f"layers.{layer}.dec_attn.{joined}.{kind}"
         case ["layers", _, "attn", "pos", kind] if kind in _OF_ALL_LAYERS:
             return _OF_ALL_LAYERS[kind]
@@ -152,7 +152,7 @@ def require_exportable(config: ModelConfig) -> None:
     require(config.position in ATTN_TYPES, f"{flag}: the original has no such encoding; it has {has}")
     shared = config.position != "rel_sinusoid" or not config.untie_r
     require(shared, "--untie_r: the original has one pair of u and v for all layers")
-    counted = config.count_back or config.position not in ("sinusoid_input", "learned_per_layer")
+    counted = config.own.get("count_back", False) or config.position not in ("sinusoid_input", "learned_per_layer")
     require(counted, f"{flag}: the original counts positions back from the last token, this model does not")
     width = config.n_head * config.d_head
     by_heads = config.position != "learned_per_layer" or width == config.d_model  # NVIDIA's model has no such limit

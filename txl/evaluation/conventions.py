@@ -53,13 +53,13 @@ def _as_the_original(model: TransformerXL, context: Context) -> Predictor:
 
 
 def _without_idle_clamp(config: ModelConfig, context: Context) -> Context:
-    ignored = config.count_back and ATTN_TYPES.index(config.position) == 3
+    ignored = config.own.get("count_back", False) and ATTN_TYPES.index(config.position) == 3
     return dataclasses.replace(context, clamp_len=-1) if ignored else context
 
 
 def not_reproduced(config: ModelConfig, context: Context, whose: str) -> str:
     """Why the figure of another program's code is another one, for weights of that program; empty: it is the same."""
-    if not config.count_back:  # attn_type 0 or 1, or no model of these programs
+    if not config.own.get("count_back", False):  # attn_type 0 or 1, or no model of these programs
         return ""
     attn_type, reasons = ATTN_TYPES.index(config.position), []
     if context.mem_len:

@@ -14,7 +14,6 @@ from txl.memory import remembers
 from txl.model.memory import State
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
-from txl.registry import MEMORIES
 
 
 def reading_context(config: ModelConfig, context: Context) -> Context:
@@ -45,7 +44,7 @@ class Reader:
     A segment that is read token by token gives the hidden states that it gives when it is read at once:
     memory is cut where a segment of `context.tgt_len` tokens ends, and nowhere else. So what is
     generated has the probabilities with which `txl.evaluation.score.score_text` scores it. The exception
-    is an encoding that counts positions back from the end of a segment (`ModelConfig.count_back`):
+    is an encoding that counts positions back from the end of a segment (`PositionEncoding.count_back`):
     there a token's state depends on where the text ends.
 
     All rows read the same number of tokens, so their segments end together.
@@ -58,9 +57,9 @@ class Reader:
 
     def __init__(self, model: TransformerXL, context: Context, batch_size: int) -> None:
         memory = fresh_memory(model, batch_size)
-        if _slides(model.config, context, memory):
+        if _slides(model, context, memory):
             self._segments: _Segments = _Sliding(model, context, memory)
-        elif _grows(model.config):
+        elif _grows(model):
             self._segments = _Growing(model, context, memory)
         else:
             self._segments = _ReadAgain(model, context, memory)
@@ -191,16 +190,18 @@ class _ReadAgain(_ReadOn):
         return hidden_BLD[:, -n_token:]
 
 
-def _slides(config: ModelConfig, context: Context, memory: AnyMemory) -> bool:
+def _slides(model: TransformerXL, context: Context, memory: AnyMemory) -> bool:
     """Each token sees the last mem_len tokens, and only distances count."""
     is_window = context.same_length and context.mem_len > 0 and not context.ext_len
-    by_distance = isinstance(memory, KeyValueMemory) and config.attention == "softmax"
-    return is_window and by_distance and _grows(config)
+    by_distance = isinstance(memory, KeyValueMemory) and model.config.attention == "softmax"
+    return is_window and by_distance and _grows(model)
 
 
-def _grows(config: ModelConfig) -> bool:
+def _grows(model: TransformerXL) -> bool:
     """What is remembered of a token does not depend on where a segment ends."""
-    return MEMORIES[config.memory].traits.is_queue and config.recurrence == "below" and not config.count_back
+    is_queue = all(layer.memory.traits.is_queue for layer in model.layers)
+    counts_back = model.layers[0].attn.pos.count_back
+    return is_queue and model.config.recurrence == "below" and not counts_back
 
 
 def _between(memory: AnyMemory, begin: int, end: int) -> AnyMemory:

@@ -1,12 +1,12 @@
 """The memory of the Recurrent Memory Transformer: a few tokens that a segment reads and writes."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig
+from txl.config import FEW, Context, ModelConfig, PartSettings, option
 from txl.memory.beside import BESIDE
 from txl.memory.none import NoMemory
 from txl.model.layer import run_layers
@@ -30,12 +30,16 @@ class RecurrentTokens(MemoryRule):
     Gradients flow through m from part to part of a step.
     """
 
-    settings = ("n_memory_token",)
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(PartSettings):
+        n_memory_token: int = option(8, "vectors that are read before a segment and written after it", **FEW)
+
     traits = Traits(BESIDE | {"mem_len": (0,)}, masks_documents=False, learns_to_write=True)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.begin_MD = nn.Parameter(torch.zeros(config.n_memory_token, config.d_model))
+        n_token = config.settings(self.Settings).n_memory_token
+        self.begin_MD = nn.Parameter(torch.zeros(n_token, config.d_model))
 
     @classmethod
     def of_layer(cls, config: ModelConfig, layer: int) -> type[MemoryRule]:
@@ -48,7 +52,8 @@ class RecurrentTokens(MemoryRule):
 
     @classmethod
     def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
-        tokens_BMD = like.new_zeros(batch_size, config.n_memory_token, config.d_model)
+        n_token = config.settings(cls.Settings).n_memory_token
+        tokens_BMD = like.new_zeros(batch_size, n_token, config.d_model)
         return State(tokens_BMD[:, :0], {"tokens": tokens_BMD})
 
     @classmethod

@@ -42,8 +42,7 @@ def shapes_of(config: ModelConfig, *, n_tensor: int, n_element: int) -> dict[str
     tensors and elements, which is found out before anything of its size is built. Raises `ValueError` or `KeyError` if
     there is no such model."""
     n_part = max(config.n_layer, len(config.cutoffs), len(config.tie_projs))
-    too_large = max(config.n_bucket, config.n_feature) > max(n_element, 2**10) or (config.max_distance or 0) >= 2**31
-    if n_part > n_tensor or too_large:
+    if n_part > n_tensor:
         return None
     try:
         model = model_without_values(config)

@@ -5,7 +5,14 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.positions.base import PositionEncoding, add_positions, draw_like_sinusoids, rows_of_positions_S, rows_of_table
+from txl.positions.base import (
+    PositionEncoding,
+    TableSettings,
+    add_positions,
+    draw_like_sinusoids,
+    rows_of_positions_S,
+    rows_of_table,
+)
 
 
 class LearnedAbsolute(PositionEncoding):
@@ -25,7 +32,7 @@ class LearnedAbsolute(PositionEncoding):
     """
 
     shared = ("p_RD",)
-    settings = ("n_position",)
+    Settings = TableSettings
     clamps = False
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:

@@ -22,6 +22,7 @@ from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.linear import linear
 from txl.ops.linear_cross_entropy import BUDGET
+from txl.registry import ATTENTION_RULES
 from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.resources import available_bytes, resident_bytes
 from txl.stacks.chunked import compute_in_chunks
@@ -177,7 +178,8 @@ def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int, *
     `n_part` parts of the segment."""
     weight, rule = layer.attn.v_net.weight, layer.memory
     n_new = -(-(context.tgt_len + context.ext_len) // n_part)
-    context = dataclasses.replace(context, lookup_len=min(context.lookup_len, shape.lookup_k))  # others leave nothing
+    for settings in shape.of_parts():
+        context = settings.enough(context)
     was_training, was_recomputed = layer.training, layer.recompute
     layer.train()
     layer.recompute, run = False, rule.run or run_layers
@@ -197,7 +199,10 @@ def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int, *
 
 def of_layers(shape: ModelConfig, n_layer: int) -> ModelConfig:
     """The configuration of a model of fewer layers."""
-    return dataclasses.replace(shape, n_layer=n_layer, lookup_layer=-1)
+    own: dict[str, Any] = {}
+    for settings in shape.of_parts():
+        own |= vars(settings.of_any_depth())
+    return dataclasses.replace(shape, n_layer=n_layer, **own)
 
 
 def positions_before(shape: ModelConfig, context: Context) -> int:
@@ -245,9 +250,10 @@ def require_memory(needed: dict[str, int], ranks: Ranks) -> None:
 
 def _pairs(shape: ModelConfig, n_key: int) -> int:
     """Scores per query and head, or what the attention rule computes in their place."""
-    if shape.attention == "performer":
-        return 2 * shape.n_feature
-    return 2 * shape.lsh_round * shape.lsh_reach if shape.attention == "lsh" else n_key
+    rule = ATTENTION_RULES[shape.attention]
+    if hasattr(rule, "n_product"):
+        return rule.n_product(shape)
+    return n_key
 
 
 def flops_per_token(model: TransformerXL, context: Context) -> float:

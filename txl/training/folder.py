@@ -166,7 +166,8 @@ def _require_free(folder: Path, *, overwrite: bool) -> None:
 def _require_agreement(checkpoint: Checkpoint, folder: Path, typed: dict[str, Any]) -> None:
     record = checkpoint.record
     train = saved_settings(checkpoint)
-    was = {**record.get("data", {}), **train, **record["context"], **record["model"]}
+    model = record["model"]
+    was = {**record.get("data", {}), **train, **record["context"], **model, **model.get("own", {})}
     for name, asked in typed.items():
         asked = list(asked) if isinstance(asked, tuple) else asked
         if name == "d_embed" and typed[name] < 0:
