@@ -76,8 +76,11 @@ class Reader:
         parts = []
         while token_BT.shape[1]:
             n_token = min(token_BT.shape[1], self._segments.n_left)
-            parts.append(self._segments.read(token_BT[:, :n_token]))
+            hidden_BTD = self._segments.read(token_BT[:, :n_token])
             token_BT = token_BT[:, n_token:]
+            if token_BT.shape[1]:
+                hidden_BTD = hidden_BTD.clone()  # a CUDA graph overwrites its result
+            parts.append(hidden_BTD)
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts, dim=1)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from txl.config import Context
-from txl.evaluation.reading import Segments
+from txl.evaluation.reading import Segments, hidden_segments
 from txl.inference.frozen import Frozen
 from txl.model.transformer import TransformerXL
 from txl.runtime.log import perplexity
@@ -135,19 +135,17 @@ def losses_by_context(
         NaN for those that `windows` does not cover.
     """
     nats_CP = np.full((len(lengths), n_token - lengths[-1]), np.nan, dtype=np.float32)
-    device, frozen = model.device, Frozen(model)
+    device = model.device
     was_training = model.training
     model.eval()
     with torch.no_grad():
         for first_B, segments in windows:
-            memory = frozen.fresh_memory(len(first_B))
             seen = 0  # tokens of the window before this segment
-            for input_BT, target_BT, _ in segments:
-                hidden_BTD, memory = frozen(input_BT.to(device), memory, context)
+            for hidden_BTD, target_BT, _ in hidden_segments(Frozen(model), segments, context):
                 n_new = target_BT.shape[1]
                 column_W, length_W = _wanted(seen, n_new, lengths, every)
                 if len(column_W):
-                    hidden_BWD = hidden_BTD[:, -n_new:][:, torch.from_numpy(column_W).to(device)]
+                    hidden_BWD = hidden_BTD[:, torch.from_numpy(column_W).to(device)]
                     target_BW = target_BT[:, torch.from_numpy(column_W)]
                     nll_BW = model.softmax.nll(hidden_BWD, target_BW).float().cpu().numpy()
                     _place(nats_CP, nll_BW, first_B[:, None] + seen + 1 + column_W, length_W, lengths[-1])

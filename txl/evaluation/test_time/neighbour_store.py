@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.evaluation.reading import Segments, of_counted
+from txl.evaluation.reading import Segments, hidden_segments, of_counted
 from txl.files import errors_naming, folder_written_whole, require_readable
 from txl.inference.frozen import Frozen
 from txl.model.transformer import TransformerXL
@@ -122,14 +122,8 @@ def build_store(
 
 def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
     """Hidden states and the words they predict, (L, D) and (L,), of the scored tokens of each segment."""
-    frozen = Frozen(model)
-    device, memory = model.device, None
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):  # a store serves evaluations in all dtypes
-        for input_BT, target_BT, counted_BT in segments:
-            if memory is None:
-                memory = frozen.fresh_memory(len(input_BT))
-            hidden_BTD, memory = frozen(input_BT.to(device), memory, context)
-            hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
+    with torch.autocast(model.device.type, enabled=False):  # a store serves evaluations in all dtypes
+        for hidden_BTD, target_BT, counted_BT in hidden_segments(Frozen(model), segments, context):
             yield of_counted(hidden_BTD, counted_BT), of_counted(target_BT, counted_BT)
 
 
