@@ -122,7 +122,7 @@ class TransformerXLForHarness(LM):
 
     @torch.no_grad()
     def _predictions(self, ids: list[int], *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Log-probabilities (N, V) of the tokens from `first` on, and these tokens (N,), a segment's length at a time."""
+        """Log-probabilities (N, V) of the tokens from `first` on, and the tokens (N,), a segment's length at a time."""
         model, context = self.lm.model, self.lm.reading_context(len(ids))
         words = WordProbabilities.of(model)
         hidden_1SD = Reader(model, context, 1).read(torch.tensor([ids[:-1]]))

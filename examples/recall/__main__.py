@@ -21,6 +21,7 @@ from txl.cli.flags import read_flags
 from txl.cli.run import run
 from txl.config import SEED, SIZE, Checked, build, option, require
 from txl.files import written_whole
+from txl.model.memory import loss_of
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 
@@ -93,7 +94,9 @@ def read(model: TransformerXL, token_BT: Tensor, context: Context) -> Read:
     for segment_BT in token_BT.split(SEGMENT, dim=1):
         hidden_BTD, memory = model(segment_BT, memory, context)
         hiddens = [*hiddens[-1:], hidden_BTD]
-        losses += [] if memory.loss is None else [memory.loss]  # type: ignore[union-attr]
+        of_memory = loss_of(memory.states)
+        if of_memory is not None:
+            losses.append(of_memory)
     held = sum(x.numel() * x.element_size() for x in memory.named().values())  # type: ignore[union-attr]
     return Read(torch.cat(hiddens, dim=1)[:, -N_FACT:], torch.stack(losses).mean(), held / len(token_BT))
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.memory import n_kept_at_most
+from txl.model.memory import loss_of
 
 CONTEXT = Context(tgt_len=5, mem_len=3, compressed_len=3)
 RATE = 2
@@ -97,7 +98,7 @@ def observed(model: TransformerXL, token_BT: Tensor) -> tuple[list[list[tuple[Te
     memory, losses, reads = None, [], []
     for segment_BT in token_BT.split(CUT, dim=1):
         memory = model(segment_BT, memory, CONTEXT).memory
-        losses.append(memory.loss)
+        losses.append(loss_of(memory.states))
         reads.append(seen[-len(model.layers) :])
     return reads, losses
 

@@ -18,6 +18,9 @@ from txl.model.memory import State
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 
+DEALING = ("original", "huggingface")
+"""Conventions that deal sentences to their streams."""
+
 
 def reading_of(convention: str, model: TransformerXL, context: Context, *, n_token: int) -> Reading:
     """How a convention reads a text of n_token tokens.

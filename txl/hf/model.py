@@ -187,19 +187,29 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         h_BTD = self.word_emb(input_ids) if inputs_embeds is None else inputs_embeds
         mems = self.init_mems(h_BTD.shape[0]) if mems is None else mems
         output_attentions = self._asked(output_attentions, "output_attentions")
-        h_BTD, memory, hids, attentions = self._through_layers(h_BTD, mems, padding, output_attentions)
+        remembers = mems is not None and use_cache is not False
+        h_BTD, memory, hids, attentions = self._through_layers(
+            h_BTD, mems, padding, output_attentions, remembers=remembers
+        )
         output = TransfoXLModelOutput(
             last_hidden_state=h_BTD,
-            mems=None if mems is None or use_cache is False else memory,
+            mems=memory if remembers else None,
             hidden_states=(*hids, h_BTD) if self._asked(output_hidden_states, "output_hidden_states") else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
         return output if self._asked(return_dict, "return_dict") else output.to_tuple()
 
     def _through_layers(
-        self, h_BTD: Tensor, mems: Sequence[Tensor] | None, padding: Padding | None, output_attentions: bool
+        self,
+        h_BTD: Tensor,
+        mems: Sequence[Tensor] | None,
+        padding: Padding | None,
+        output_attentions: bool,
+        *,
+        remembers: bool,
     ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """What the last layer returns, the memory after the segment, each layer's input and attention probabilities."""
+        """What the last layer returns, the memory after the segment (empty unless the model `remembers`), each layer's
+        input and attention probabilities."""
         n_new, n_mem = h_BTD.shape[1], 0 if mems is None else mems[0].shape[0]
         span = Span(
             n_mem,
@@ -215,7 +225,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             h_BTD = h_BTD if padding is None else padding.zeroed(h_BTD)
             mem_BMD = h_BTD[:, :0] if mems is None else mems[i].transpose(0, 1).to(h_BTD.dtype)
             hids.append(h_BTD)
-            memory.append(self._remembered(mem_BMD, h_BTD))
+            if remembers:
+                memory.append(self._remembered(mem_BMD, h_BTD))
             h_BTD, prob_BNTS = layer(h_BTD, mem_BMD, feats_SD, span, output_attentions)
             attentions.append(prob_BNTS)
         return self.drop(h_BTD), memory, hids, attentions

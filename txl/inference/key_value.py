@@ -108,7 +108,8 @@ class KeyValue:
         return KeyValue(self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end], extra)
 
     def finite_in(self, row_B: Tensor) -> tuple["KeyValue", Tensor]:
-        """See `Memory.finite_in`. A copy with as much spare space, or the same one where all is finite."""
+        """With zeros for what is not finite in the rows where `row_B` is True, (B,), and in which rows that was.
+        A copy with as much spare space, or the same one where all is finite."""
         index_R, was_bad_B = row_B.nonzero()[:, 0], torch.zeros_like(row_B)
         kv_2RNMH = self.kv_2BNMH.index_select(1, index_R)
         extra = {name: x.index_select(0, index_R) for name, x in self.extra.items()}

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl.model.memory import State, loss_of
+from txl.model.memory import State
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +34,6 @@ class Memory:
     @property
     def batch_size(self) -> int:
         return self.states[0].hidden_BMD.shape[0]
-
-    @property
-    def loss(self) -> Tensor | None:
-        """What the last segment adds to the training loss; None: nothing."""
-        return loss_of(self.states)
 
     def named(self) -> dict[str, Tensor]:
         """All tensors: those of layer i are `i` and `i.name`."""

@@ -114,12 +114,14 @@ def read_losses(path: Path) -> list[TokenLosses]:
             if about["format"] != FORMAT:
                 raise ValueError(f"its format is {about['format']}, not {FORMAT}")
             how = {name: value for name, value in about.items() if name not in ("format", "rows")}
+            splits = {row["split"] for row in about["rows"]}
+            ids = {split: arrays[f"ids_{split}"] for split in splits}  # each access inflates an array anew
             return [
                 TokenLosses(
                     row["split"],
                     row["context"],
                     row["added"],
-                    arrays[f"ids_{row['split']}"],
+                    ids[row["split"]],
                     arrays[f"nats_{i}"],
                     arrays[f"visible_{i}"],
                     how,
