@@ -95,7 +95,7 @@ def _read_key_values(
     h_BTD = model.drop(h_BTD)
     is_reversible = model.config.reversible
     if span.since_BT is None and one_token.serves(model.layers, h_BTD, memory, context, is_reversible=is_reversible):
-        return one_token.read(model.layers, h_BTD, memory, context)
+        return one_token.read(model.layers, h_BTD, memory, context, span.window)
     ended = None
     if span.since_BT is not None:
         span = replace(span, since_BT=span.since_BT.to(h_BTD.device, non_blocking=True))

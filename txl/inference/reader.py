@@ -10,6 +10,7 @@ from txl.config import Context, ModelConfig
 from txl.inference.cuda_graph import frozen
 from txl.inference.frozen import AnyMemory, Frozen, Part, fresh_memory
 from txl.inference.key_values import KeyValueMemory
+from txl.inference.open_segment import opened, opens
 from txl.memory import remembers
 from txl.model.memory import State
 from txl.model.streams import Memory
@@ -61,6 +62,8 @@ class Reader:
             self._segments: _Segments = _Sliding(model, context, memory)
         elif _grows(model):
             self._segments = _Growing(model, context, memory)
+        elif opens(model):
+            self._segments = _Open(model, context, memory)
         else:
             self._segments = _ReadAgain(model, context, memory)
 
@@ -177,6 +180,57 @@ class _Growing(_ReadOn):
         end = max(0, self._memory.length - self._context.ext_len)
         self._memory = _between(self._memory, max(0, end - self._context.mem_len), end)
         self.n_left = self._context.tgt_len
+
+
+class _Open(_ReadOn):
+    """The segment that has begun stands as keys and values behind those of the memory, which reads it as a whole where
+    it ends.
+
+    Attributes:
+        keys: of the memory and of the segment so far; None: no token of it has been read.
+    """
+
+    def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
+        super().__init__(model, context, memory)
+        self._model = model
+        self._keys: KeyValueMemory | None = None
+        self._prepared: KeyValueMemory | None = None
+        """That of the segment before, with features of positions that serve again."""
+        self._n_full = 0
+
+    def read(self, token_BT: Tensor) -> Tensor:
+        n_token = token_BT.shape[1]
+        self.n_left -= n_token
+        self._again_BL = torch.cat([self._again_BL, token_BT], dim=1)
+        if not self.n_left:
+            return self._read_whole()[:, -n_token:]
+        input_BL = token_BT
+        if self._keys is None:
+            input_BL = self._again_BL
+            self._keys = self._opened()
+            self._n_full = self._keys.length + self._context.ext_len + self._context.tgt_len
+        part = Part(n_kept=self._n_full, n_full=self._n_full)
+        hidden_BLD, self._keys = self._read(input_BL, self._keys, self._context, part=part)
+        return hidden_BLD[:, -n_token:]
+
+    def take_rows(self, index_B: Tensor) -> None:
+        super().take_rows(index_B)
+        if self._keys is not None:
+            self._keys = self._keys.rows(index_B)
+
+    def _opened(self) -> KeyValueMemory:
+        keys = opened(self._model, self._memory, self._context)
+        if self._prepared is None:
+            return keys
+        return self._prepared.of(keys.layers)
+
+    def _read_whole(self) -> Tensor:
+        hidden_BLD, self._memory = self._read(self._again_BL, self._memory, self._context)
+        self._prepared = self._keys
+        self._keys = None
+        self.n_left = self._context.tgt_len
+        self._again_BL = self._last_again(self._again_BL)
+        return hidden_BLD
 
 
 class _ReadAgain(_ReadOn):

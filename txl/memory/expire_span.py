@@ -123,7 +123,8 @@ class ExpireSpan(MemoryRule):
         t_T = torch.arange(n_new, device=age_BM.device)
         age_BS = torch.cat([age_BM, (-t_T).expand(len(age_BM), -1)], dim=1)
         left_BS = (span_BS - age_BS).masked_fill(F.pad(age_BM == 0, (0, n_new)), -torch.inf)
-        m_BTS = ((left_BS / self.ramp + 1)[:, None] - (t_T / self.ramp)[:, None]).clamp(max=1)
+        passed_T = t_T.to(span_BS.dtype) / self.ramp
+        m_BTS = ((left_BS / self.ramp + 1)[:, None] - passed_T[:, None]).clamp(max=1)
         if not torch.is_grad_enabled():
             return m_BTS.clamp_(min=0).log_()
         hidden_BTS = m_BTS <= 0

@@ -74,12 +74,15 @@ class RecurrentTokens(MemoryRule):
         first = states[0]._replace(extra={"tokens": written_BMD})
         return h_BTD[:, n_token:-n_token], (first, *states[1:])
 
-    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
-        begin_BMD = self.begin_MD.expand(len(h_BTD), -1, -1)
+    def begun(self, state: State) -> Tensor:
+        """m, (B, M, D), with which a segment begins."""
         written_BMD = state.extra["tokens"]
+        begin_BMD = self.begin_MD.expand(len(written_BMD), -1, -1)
         if written_BMD.shape[1]:
-            tokens_BMD = written_BMD + 0 * begin_BMD  # a gradient in each step
-        else:
-            tokens_BMD = begin_BMD
+            return written_BMD + 0 * begin_BMD  # a gradient in each step
+        return begin_BMD
+
+    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
+        tokens_BMD = self.begun(state)
         h_BTD = torch.cat([tokens_BMD, h_BTD, tokens_BMD], dim=1).to(h_BTD.dtype)
         return layer.attend(h_BTD, state.hidden_BMD, reading.feats, reading.span), state
