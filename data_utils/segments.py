@@ -2,7 +2,7 @@
 of the one before."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import NamedTuple, Protocol
@@ -389,6 +389,38 @@ def document_streams(
     first_D = begin_D[longest_first_D] - 1
     last_D = end_D[longest_first_D] - 1
     return _in_groups(ids, first_D, last_D, batch_size=batch_size, tgt_len=tgt_len, ext_len=ext_len)
+
+
+def text_streams(
+    ids: np.ndarray,
+    *,
+    starts: np.ndarray | None = None,
+    is_aside: bool = False,
+    n_warmup: int = 0,
+    cut: Callable[..., RowStream] = scoring_stream,
+    rank: int = 0,
+    world: int = 1,
+    **lengths: int,
+) -> list[RowStream]:
+    """One process's share of a text, in streams that are read with a memory each.
+
+    Args:
+        starts: where documents begin, each of which is read with an empty memory; None: the text is
+            read as one.
+        is_aside: each token stands late in its segment.
+        n_warmup: segments that must be read before the first that counts.
+        cut: `scoring_stream` or `equal_streams`, of a text that is read as one.
+        lengths: batch_size, tgt_len and ext_len.
+    """
+    if starts is not None:
+        streams = document_streams(ids, starts, **lengths)[rank::world]
+    else:
+        if is_aside:  # its segments begin elsewhere
+            n_warmup += 1
+        streams = [cut(ids, n_warmup=n_warmup, **lengths).share(rank, world)]
+    if is_aside:
+        streams = [late for stream in streams for late in stream.late()]
+    return streams
 
 
 def window_streams(

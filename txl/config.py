@@ -6,19 +6,26 @@ are in `config.py` of `txl.training`, `txl.evaluation` and `txl.generation`.
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf, isfinite, log2
-from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+)
 
+from txl.errors import UsageError, require
+from txl.registry import PARTS, default_of, settings_of, settings_of_all
 
-class UsageError(ValueError):
-    """An error that the user can fix.
-
-    The message names the thing, what is wrong with it and what to do.
-    """
-
+S = TypeVar("S")
 
 TINY = 1e-30
 """The smallest divisor that float32 allows for a temperature or probability."""
@@ -125,12 +132,6 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise `UsageError` with `message` unless `condition` holds."""
-    if not condition:
-        raise UsageError(message)
-
-
 class Checked:
     """A configuration that checks the choices and bounds of its fields when it is created; no text
     in one is empty. Raises `UsageError`.
@@ -147,8 +148,18 @@ def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
     """A configuration: those of its fields that are `asked` for override `base`, which overrides
     the defaults.
     """
-    names = {f.name for f in fields(cls)}
+    names = fields_of(cls)
     return cls(**{**base, **{name: value for name, value in asked.items() if name in names}})
+
+
+def fields_of(cls: type) -> dict[str, Field]:
+    """The fields of a configuration by name; those of `ModelConfig` with the
+    settings of all parts.
+    """
+    found: dict[str, Field] = {f.name: f for f in fields(cls)}
+    if cls is ModelConfig:
+        return settings_of_all() | found
+    return found
 
 
 def check_field(f: Field, value: Any) -> None:
@@ -165,7 +176,26 @@ def check_field(f: Field, value: Any) -> None:
         require(not must_be, f"--{f.name} {value}: must be {must_be}")
 
 
-@dataclass(frozen=True, kw_only=True)
+class PartSettings(Checked):
+    """The settings of a part of a model, a dataclass beside it. They are flags, saved with the
+    model, and fields of `ModelConfig`, which has those of the parts that it names in `own`.
+    """
+
+    def require_fits(self, config: "ModelConfig") -> None:
+        """Raise `UsageError` if they do not go together with the other settings of a model."""
+
+    def of_any_depth(self) -> Self:
+        """The same for a model of any number of layers."""
+        return self
+
+    def enough(self, context: "Context") -> "Context":
+        """A context in which a training step keeps as much for its backward pass, with shorter
+        lengths if some do not matter for that.
+        """
+        return context
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
 class ModelConfig(Checked):
     """The model's architecture.
 
@@ -208,12 +238,6 @@ class ModelConfig(Checked):
     gate: str = option(
         "none", "gate in place of each residual sum, as in GTrXL; needs --pre_lnorm; none: the sum"
     )
-    gate_bias: float = option(
-        2.0,
-        "what the bias of gates begins at: the larger, the nearer is a layer to one that does"
-        " nothing",
-        when=("gate", "gru", "output", "highway", "sigmoid_tanh"),
-    )
     activation: Literal["relu", "gelu", "relu2", "silu", "glu", "reglu", "geglu", "swiglu"] = (
         option(
             "relu",
@@ -232,82 +256,40 @@ class ModelConfig(Checked):
     untie_r: bool = option(
         False, "each layer has its own position parameters (such as u and v) instead of shared ones"
     )
-    n_position: int | None = option(
-        None,
-        "rows of learned position tables (not given: tgt_len + ext_len + mem_len of the training)",
-        **SIZE,
-    )
-    max_distance: int | None = option(
-        None, "largest distance that is told from others (not given: see docs/encodings.md)", **SIZE
-    )
-    n_bucket: int = option(32, "buckets of distances", minimum=1, maximum=1024)
-    count_back: bool = option(False, "positions count from the end", flag=False)
     attention: str = option(
         "softmax",
         "attention rule; performer: random features, linear in the length; lsh: within the buckets"
         " of a hash",
         section="attention rule",
     )
-    n_feature: int = option(256, "random features per layer", **FEW)
-    # shared rounds are counted in a byte
-    lsh_round: int = option(4, "rounds of hashing", minimum=1, maximum=255)
-    lsh_bucket: int = option(64, "buckets per round (even)", minimum=2)
-    lsh_reach: int = option(
-        64,
-        "earlier tokens of its bucket that a token attends to, and size of the sorted chunks",
-        minimum=1,
-    )
 
     memory: str = option(
         "fifo", "what is kept of earlier segments, see docs/memory.md", section="memory"
     )
-    compress_rate: int = option(4, "states that are compressed into one", minimum=2, maximum=2**16)
-    compression: Literal["conv", "mean", "max", "most_used"] = option(
-        "conv",
-        "how; conv: a convolution that has a loss of its own; most_used: the one with the most"
-        " attention stays",
-    )
-    compress_loss: Literal["attention", "reconstruction"] = option(
-        "attention",
-        "what the convolution learns to keep: what the layer attends to, or the states themselves",
-        when=("compression", "conv"),
-    )
-    lookup_layer: int = option(
-        -1, "the layer that looks up, from 0; from -1 down: from the last one"
-    )
-    lookup_k: int = option(32, "keys that are found", minimum=1, maximum=2**16)
-    infini_update: Literal["linear", "delta"] = option(
-        "linear",
-        "what is added to the matrix; delta: values less those that it already gives for the keys",
-    )
-    n_memory_token: int = option(
-        8, "vectors that are read before a segment and written after it", **FEW
-    )
-    max_span: int = option(
-        1024, "tokens that a state can stay at most, before a ramp down to nothing", **SIZE
-    )
-    span_ramp: int = option(64, "tokens of that ramp", **SIZE)
-    span_loss: float = option(
-        1e-6, "what a token of the mean span adds to the loss, per layer", minimum=0
-    )
-    neural_layers: Literal[1, 2] = option(1, "layers of the network that remembers")
     own: dict[str, Any] = field(
         default_factory=dict, metadata={"flag": False, "bounds": {}, "when": (), "help": ""}
     )
-    """Settings of parts that are defined in files of one's own, see `txl.plugins`."""
+    """The settings of the parts that it names, each a dataclass `Settings` beside its part; in its
+    constructor, and for `dataclasses.replace`, they are fields like others. Of other parts there is
+    what is not at its default.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        own = dict(given.pop("own", {}))
+        for f in fields(self):
+            object.__setattr__(self, f.name, given.pop(f.name, f.default))
+        object.__setattr__(self, "own", own | given)
+        self.__post_init__()
 
     def __post_init__(self) -> None:
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
         super().__post_init__()
-        at = self.lookup_layer
-        n = self.n_layer
-        there = f"the model has {n} layer(s); name one from 0 to {n - 1}, or from -{n} to -1"
-        require(-n <= at < n, f"--lookup_layer {at}: {there}")
-        of_buckets = "and at least 2, buckets are directions and their opposites"
-        for name, why in (("lsh_bucket", of_buckets), ("d_model", "for as many sines as cosines")):
-            value = getattr(self, name)
-            require(value % 2 == 0, f"--{name} {value}: must be even {why}; use {value + 1}")
+        even = "must be even for as many sines as cosines"
+        require(self.d_model % 2 == 0, f"--d_model {self.d_model}: {even}; use {self.d_model + 1}")
+        object.__setattr__(self, "own", self._settings_of_parts())
+        for settings in self.of_parts():
+            settings.require_fits(self)
         invertible = not self.reversible or self.pre_lnorm
         require(
             invertible,
@@ -327,6 +309,69 @@ class ModelConfig(Checked):
         object.__setattr__(self, "adaptive", self.adaptive or bool(self.cutoffs))
         object.__setattr__(self, "tie_projs", tuple(self.tie_projs))
         self._check_cutoffs()
+
+    def settings(self, cls: type[S]) -> S:
+        """Those of a part, which has this class of settings."""
+        values = {f.name: self.own.get(f.name, default_of(f)) for f in fields(cls)}  # type: ignore[arg-type]
+        return cls(**values)
+
+    def of_parts(self) -> Iterator[PartSettings]:
+        """The settings of its parts."""
+        for part in self._parts():
+            settings = self.settings(settings_of(part))
+            if isinstance(settings, PartSettings):
+                yield settings
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A setting of one of its parts; what another part has is at its default."""
+            own = self.__dict__.get("own", {})
+            if name in own:
+                return own[name]
+            if name.startswith("__"):  # asked for by `copy` and `pickle`
+                raise AttributeError(name)
+            of_all = settings_of_all()
+            if name in of_all:
+                return default_of(of_all[name])
+            raise AttributeError(f"ModelConfig has no field {name}, and no part has this setting")
+
+    def _parts(self) -> Iterator[Any]:
+        """The classes of the parts that it names, as far as they are known."""
+        for registry in PARTS:
+            name = getattr(self, registry.flag)
+            if name in registry:
+                yield registry[name]
+
+    def _settings_of_parts(self) -> dict[str, Any]:
+        """Of `own` the settings of its parts, the others at their defaults. Raises `UsageError` for
+        values out of their bounds, `TypeError` for what is no setting.
+        """
+        own: dict[str, Any] = {}
+        for part in self._parts():
+            for f in fields(settings_of(part)):
+                own[f.name] = self.own.get(f.name, default_of(f))
+                check_field(f, own[f.name])
+        others = self.own.keys() - own.keys()
+        if not others:
+            return own
+        of_all = settings_of_all()
+        names = []
+        for registry in PARTS:
+            names.append(getattr(self, registry.flag))
+        is_known = all(
+            name in registry or name == "none" for registry, name in zip(PARTS, names, strict=True)
+        )
+        for name in sorted(others):
+            if name in of_all:
+                check_field(of_all[name], self.own[name])
+                if self.own[name] != default_of(of_all[name]):
+                    own[name] = self.own[name]
+            elif is_known:
+                raise TypeError(f"ModelConfig has no field {name!r}, and no part has this setting")
+            else:  # of a part in a file that has not been run, see `txl.plugins`
+                own[name] = self.own[name]
+        return own
 
     def _check_cutoffs(self) -> None:
         given = " ".join(map(str, self.cutoffs))
@@ -419,5 +464,7 @@ class Context(Checked):
 
 def as_dict(config: Any) -> dict[str, Any]:
     """The fields of a configuration as JSON-ready values."""
-    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    values = {}
+    for f in fields(config):
+        values[f.name] = getattr(config, f.name)
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

@@ -157,20 +157,17 @@ class TransformerXLForHarness(LM):
 
     @torch.no_grad()
     def _predictions(self, ids: list[int], *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Log-probabilities (N, V) of each segment's tokens from `first` on,
-        and these tokens (N,).
+        """Log-probabilities (N, V) of the tokens from `first` on, and the tokens (N,), a segment's
+        length at a time.
         """
         model = self.lm.model
         context = self.lm.reading_context(len(ids))
-        reader = Reader(model, context, 1)
         words = WordProbabilities.of(model)
-        for begin in range(0, len(ids) - 1, context.tgt_len):
-            end = min(begin + context.tgt_len, len(ids) - 1)
-            hidden_1TD = reader.read(torch.tensor([ids[begin:end]]))
-            n_scored = min(end - begin, end + 1 - first)
-            if n_scored > 0:
-                target_N = torch.tensor(ids[end + 1 - n_scored : end + 1])
-                yield words.all(hidden_1TD[0, -n_scored:]).cpu(), target_N
+        hidden_1SD = Reader(model, context, 1).read(torch.tensor([ids[:-1]]))
+        hiddens = hidden_1SD[0, first - 1 :].split(context.tgt_len)
+        targets = torch.tensor(ids[first:]).split(context.tgt_len)
+        for hidden_ND, target_N in zip(hiddens, targets, strict=True):
+            yield words.all(hidden_ND).cpu(), target_N
 
     def _ids(self, text: str) -> list[int]:
         if has_tokens(text, self.lm.tokenizer):

@@ -2,23 +2,24 @@
 
 A file may define memories, position encodings, attention rules and gates. Each is a class with a
 `name`, which is then a choice of --memory, --position, --attention or --gate. Settings of its own
-are the fields of a dataclass `Settings` inside the class, made with `txl.config.option`; they are
-flags of train.py, are saved with the model, and its constructor finds them in `config.own`.
+are the fields of a dataclass `Settings` inside the class, made with `txl.config.option`, as in the
+parts of the package; they are flags of train.py, are saved with the model, and its constructor
+finds them in `config.own`.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import is_dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 from txl.attention_rules import AttentionRule
-from txl.config import ModelConfig, UsageError, check_field, require
+from txl.config import UsageError, require
 from txl.files import require_readable
 from txl.model.rule import MemoryRule
 from txl.positions import PositionEncoding
-from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS, Registry
+from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS, Registry, settings_of
 from txl.stacks.gates import Gate
 
 PLUGIN_HELP = (
@@ -26,11 +27,6 @@ PLUGIN_HELP = (
     " times"
 )
 _loaded: dict[Path, list[type]] = {}
-
-
-@dataclass
-class _NoSettings:
-    """Of a part without settings."""
 
 
 def plugin(file: str | Path) -> None:
@@ -79,10 +75,7 @@ def plugin(file: str | Path) -> None:
             part.name not in registry,
             f"--plugin {file}: --{registry.flag} {part.name}: the name is taken",
         )
-        part.settings = (
-            *getattr(part, "settings", ()),
-            *(f.name for f in fields(_settings_of(part))),
-        )
+        require(is_dataclass(settings_of(part)), f"{part.__name__}.Settings: make it a dataclass")
         registry[part.name] = part
     _loaded[path] = parts
 
@@ -103,40 +96,9 @@ def without_plugins(argv: Sequence[str]) -> list[str]:
     return left
 
 
-def settings_of_plugins() -> list[type]:
-    """The dataclasses of settings of all parts that files have defined."""
-    settings = []
-    for parts in _loaded.values():
-        for part in parts:
-            settings.append(_settings_of(part))
-    return settings
-
-
-def own_settings(typed: dict[str, Any], chosen: Sequence[str]) -> dict[str, Any]:
-    """`ModelConfig.own` of a model: the settings of those of its parts that files have defined,
-    typed or by default. Raises `UsageError` for a value out of its bounds.
-
-    Args:
-        chosen: the names of the model's parts.
-    """
-    own: dict[str, Any] = {}
-    for part in _parts():
-        if part.name in chosen:
-            for f in fields(_settings_of(part)):
-                own[f.name] = typed.get(f.name, _default(f))
-                check_field(f, own[f.name])
-    return own
-
-
-def require_same_own(typed: dict[str, Any], shape: ModelConfig) -> None:
-    """Raise `UsageError` if a setting of a part of one's own is typed that a model has with another
-    value.
-    """
-    for cls in settings_of_plugins():
-        for f in fields(cls):
-            if f.name in typed and typed[f.name] != shape.own.get(f.name):
-                had = f"the model has {shape.own.get(f.name)}"
-                raise UsageError(f"--{f.name} {typed[f.name]}: {had}; leave the flag out")
+def is_from_file(part: Any) -> bool:
+    """True if a file has defined this part."""
+    return part in _parts()
 
 
 def _parts() -> Iterator[Any]:
@@ -163,15 +125,3 @@ def _registry_of(part: Any) -> Registry:
         f"{part.__name__}: no part of a model; derive it from MemoryRule, PositionEncoding or Gate,"
         f" or give it the members of {AttentionRule.__name__}"
     )
-
-
-def _settings_of(part: Any) -> type:
-    settings = getattr(part, "Settings", _NoSettings)
-    require(is_dataclass(settings), f"{part.__name__}.Settings: make it a dataclass")
-    return settings
-
-
-def _default(f: Any) -> Any:
-    if f.default is not MISSING:
-        return f.default
-    return f.default_factory()

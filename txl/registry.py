@@ -1,10 +1,11 @@
 """Parts that a name chooses: a file each, imported when it is asked for."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
 from importlib import import_module
 from typing import Any
 
-from txl.config import UsageError
+from txl.errors import UsageError
 
 
 class NoSuchPart(UsageError, KeyError):
@@ -109,3 +110,41 @@ GATES = Registry(
         "sigmoid_tanh": "txl.stacks.gates:SigmoidTanhGate",
     },
 )
+PARTS = (POSITIONS, ATTENTION_RULES, MEMORIES, GATES)
+"""Of which a model has one each, with settings of its own."""
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """Of a part without settings."""
+
+
+def settings_of(part: Any) -> type[Any]:
+    """The dataclass of a part's settings."""
+    return getattr(part, "Settings", NoSettings)
+
+
+def settings_of_all() -> dict[str, Field]:
+    """The settings of all parts by name."""
+    found: dict[str, Field] = {}
+    for registry in PARTS:
+        for part in registry.values():
+            for f in fields(settings_of(part)):
+                found.setdefault(f.name, f)
+    return found
+
+
+def reads(part: Any) -> frozenset[str]:
+    """The settings that a part reads: its own, and those of other
+    configurations that it declares.
+    """
+    own = [f.name for f in fields(settings_of(part))]
+    return frozenset([*getattr(part, "settings", ()), *own])
+
+
+def default_of(f: Field) -> Any:
+    """The default of a setting."""
+    if f.default is not MISSING:
+        return f.default
+    assert f.default_factory is not MISSING, f"{f.name}: give it a default"
+    return f.default_factory()

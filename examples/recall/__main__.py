@@ -100,7 +100,9 @@ def read(model: TransformerXL, token_BT: Tensor, context: Context) -> Read:
     for segment_BT in token_BT.split(SEGMENT, dim=1):
         hidden_BTD, memory = model(segment_BT, memory, context)
         hiddens = [*hiddens[-1:], hidden_BTD]
-        losses += [] if memory.loss is None else [memory.loss]  # type: ignore[union-attr]
+        of_memory = memory.loss
+        if of_memory is not None:
+            losses.append(of_memory)
     held = sum(x.numel() * x.element_size() for x in memory.named().values())  # type: ignore[union-attr]
     return Read(
         torch.cat(hiddens, dim=1)[:, -N_FACT:], torch.stack(losses).mean(), held / len(token_BT)

@@ -163,7 +163,8 @@ def test_the_shape_of_a_model_follows_from_its_text() -> None:
 
     assert shape(66, "text", adaptive=True).cutoffs == (4, 9, 49)
     assert shape(267_735, "wt103", adaptive=True).cutoffs == (20_000, 40_000, 200_000)
-    assert shape(66, "text", tgt_len=5, mem_len=7).n_position == 12
+    assert shape(66, "text", tgt_len=5, mem_len=7, position="relative_keys").n_position == 12
+    assert shape(66, "text", tgt_len=5, mem_len=7).own == {}
     clusters = {"cutoffs": (10, 30)}
     for flags in ({}, clusters, clusters | {"div_val": 2}, clusters | {"not_tied": True}):
         torch.manual_seed(0)

@@ -5,7 +5,6 @@ import re
 import shlex
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +16,7 @@ from tests.cli.conftest import Here
 from tests.cli.test_scripts import run as started
 from txl.cli.flags import read_flags
 from txl.commands.settings import new_settings
-from txl.config import Context, ModelConfig, UsageError, build
+from txl.config import Context, ModelConfig, UsageError, build, fields_of
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, SCORE, ReclConfig, ScoreConfig
 from txl.generation.config import GenerateConfig
@@ -296,12 +295,11 @@ def test_every_number_has_these_bounds() -> None:
     """What is counted in 64 bits somewhere is refused here, by the option's name."""
     found: dict[str, set[str]] = {}
     for cls in CONFIGS:
-        hints = typing.get_type_hints(cls)
-        for f in fields(cls):
-            kinds = {hints[f.name], *typing.get_args(hints[f.name])} & {int, float}
-            if kinds and (bool not in typing.get_args(hints[f.name]) or f.name == "resume"):
+        for f in fields_of(cls).values():
+            kinds = {f.type, *typing.get_args(f.type)} & {int, float}
+            if kinds and (bool not in typing.get_args(f.type) or f.name == "resume"):
                 bad = 10**400 if int in kinds else math.nan
-                value = (bad,) if typing.get_origin(hints[f.name]) is tuple else bad
+                value = (bad,) if typing.get_origin(f.type) is tuple else bad
                 with pytest.raises(UsageError, match=f"^--{f.name} .*: must be ") as refused:
                     cls(**{"n_token": 9, f.name: value} if cls is ModelConfig else {f.name: value})
                 found.setdefault(str(refused.value).partition("must be ")[2], set()).add(f.name)
@@ -324,7 +322,12 @@ def test_numbers_of_processes_that_fit_are_found_for_any_batch(batch_size: int, 
 
 
 def flags_of(classes: Sequence[type]) -> set[str]:
-    return {f"--{f.name}" for cls in classes for f in fields(cls) if f.metadata.get("flag", True)}
+    return {
+        f"--{f.name}"
+        for cls in classes
+        for f in fields_of(cls).values()
+        if f.metadata.get("flag", True)
+    }
 
 
 @pytest.mark.parametrize("entry", CLASSES)
@@ -336,7 +339,12 @@ def test_help_says_what_the_program_is_for_and_lists_every_flag_those_used_most_
     assert (entry_points[entry].__doc__ or "").splitlines()[0] in outcome.out
     listed = set(re.findall(r"^  (--\w+)", outcome.out, flags=re.MULTILINE))
     assert flags_of(CLASSES[entry]) | {"--help", "--plugin"} == listed
-    flags = [f for config in CLASSES[entry] for f in fields(config) if f.metadata.get("flag", True)]
+    flags = [
+        f
+        for config in CLASSES[entry]
+        for f in fields_of(config).values()
+        if f.metadata.get("flag", True)
+    ]
     assert [f.name for f in flags if not f.metadata.get("help", "").strip()] == []
     groups = re.findall(r"^(\S.*):\n  --", outcome.out, flags=re.MULTILINE)
     assert groups[:2] == ["options", "most used"]

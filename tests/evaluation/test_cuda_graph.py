@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
+from txl.inference import reader
 from txl.inference.cuda_graph import CudaGraphModel
 from txl.inference.frozen import Frozen
+from txl.inference.reader import Reader
 
 CONTEXTS = [
     Context(tgt_len=4, mem_len=6),
@@ -132,3 +134,16 @@ def test_a_memory_of_other_numbers_is_read_without(model: TransformerXL) -> None
         results.append(torch.cat(hiddens, dim=1))
     torch.testing.assert_close(*results)
     assert recorded
+
+
+def test_a_text_of_several_segments_has_the_states_of_each(
+    model: TransformerXL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording overwrites what it gave for the segment before."""
+    context = Context(tgt_len=4, mem_len=4, same_length=True)
+    ids_1S = torch.randint(0, 30, (1, 23), generator=torch.Generator().manual_seed(0))
+    expected = Reader(model, context, 1).read(ids_1S)
+    monkeypatch.setattr(
+        reader, "frozen", lambda model: CudaGraphModel(model, record=lambda work: work)
+    )
+    torch.testing.assert_close(Reader(model, context, 1).read(ids_1S), expected)

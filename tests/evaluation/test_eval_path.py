@@ -13,8 +13,6 @@ from txl import Context
 from txl.commands import eval as eval_command
 from txl.commands import evaluations, scoring
 from txl.config import ModelConfig
-from txl.data_utils.tokenizer import EOS, UNK
-from txl.data_utils.words import Vocab
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.score import Score
 from txl.evaluation.test_time import Additions
@@ -22,7 +20,6 @@ from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 
 T = TypeVar("T")
-VOCAB = Vocab([EOS, UNK, "=", *(f"w{i}" * (i % 3 + 1) for i in range(47))])
 torch.manual_seed(0)  # the seed of a test comes too late for what is made here
 MODEL = build("pre_lnorm_adaptive", n_layer=2)
 

@@ -10,8 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [
-    {"config", "files"},
+    {"errors", "files"},
     {"registry"},
+    {"config"},
     {"runtime", "ops"},
     {"model"},
     {"memory", "positions", "stacks"},

@@ -1,4 +1,4 @@
-"""A new position encoding or memory is one new file and a line in the registry; a new setting is a field more."""
+"""A new position encoding or memory is one new file, with its settings, and a line in the registry."""
 
 import ast
 import json
@@ -55,7 +55,7 @@ def edit(path: Path, before: str, line: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_a_line_in_the_registry_and_a_field_are_all(tmp_path: Path) -> None:
+def test_a_file_and_a_line_in_the_registry_are_all(tmp_path: Path) -> None:
     """In a copy of the repository, with all programs."""
     for name in ("txl", "data_utils"):
         shutil.copytree(
@@ -73,10 +73,6 @@ def test_a_file_a_line_in_the_registry_and_a_field_are_all(tmp_path: Path) -> No
         '        "none": "txl.positions.none:NoPosition",',
         '        "toy": "txl.positions.toy:Toy",',
     )
-    field = (
-        '    toy_reach: int | None = option(None, "distances from this one on are all the same")'
-    )
-    edit(tmp_path / "txl/config.py", "    n_bucket: int", field)
     shutil.copy(HERE / "toy_memory.py", tmp_path / "txl/memory/toy.py")
     edit(
         tmp_path / "txl/registry.py",
@@ -89,7 +85,7 @@ def test_a_file_a_line_in_the_registry_and_a_field_are_all(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     saved = json.loads((tmp_path / "run/step_00000003/config.json").read_text())["model"]
-    assert (saved["position"], saved["toy_reach"]) == ("toy", 3)
+    assert (saved["position"], saved["own"]) == ("toy", {"toy_reach": 3})
     near, far = json.loads((tmp_path / "run/lengths.json").read_text())["rows"]
     assert (near["mem_len"], far["mem_len"]) == (0, 20)
     assert near["nats"] != far["nats"]

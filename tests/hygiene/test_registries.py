@@ -15,9 +15,11 @@ from tests.cli.test_flags import CLASSES
 from tests.equations.test_encodings import EQUATIONS
 from txl import Context, ModelConfig, TransformerXL
 from txl.attention_rules import ATTENTION_RULES
+from txl.config import fields_of
 from txl.memory import MEMORIES
 from txl.model.axes import readers
 from txl.positions import POSITION_ENCODINGS
+from txl.registry import default_of, reads
 
 ROOT = Path(__file__).parents[2]
 COMMON = {"n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "position", "attention"}
@@ -31,12 +33,18 @@ class Watched(SimpleNamespace):
             object.__getattribute__(self, "__dict__")["asked"].add(name)
         return super().__getattribute__(name)
 
+    def settings(self, cls: type) -> Any:
+        """Those of a part, which are asked for as fields are."""
+        values = {f.name: self.own.get(f.name, default_of(f)) for f in fields(cls)}
+        asked = object.__getattribute__(self, "asked")
+        return Watched(**values, asked=asked)
+
 
 def asked_by(build: Callable[[Any], object], **values: Any) -> set[str]:
     """The fields of the configuration that are read when a part is built, besides the common ones."""
     asked: set[str] = set()
     build(Watched(**vars(ModelConfig(n_token=5, n_position=7, d_head=8, **values)), asked=asked))
-    return asked - COMMON
+    return asked - COMMON - {"settings", "own"}
 
 
 @pytest.mark.parametrize("name", POSITION_ENCODINGS)
@@ -47,14 +55,12 @@ def test_an_encoding_reads_and_says_what_it_declares(name: str) -> None:
     assert ("untie_r" in cls.reads()) == bool(cls.shared)
     if name == "floater":
         pytest.importorskip("torchdiffeq")
-    assert asked_by(cls, position=name) - {"untie_r"} == set(cls.settings)
+    assert asked_by(cls, position=name) - {"untie_r"} == reads(cls)
 
 
 def test_a_rule_reads_what_it_declares() -> None:
     for name, cls in ATTENTION_RULES.items():
-        assert asked_by(cls, attention=name, position="none") == set(cls.settings) - {
-            "redraw_interval"
-        }
+        assert asked_by(cls, attention=name, position="none") == reads(cls) - {"redraw_interval"}
         assert ("redraw_interval" in cls.settings) == hasattr(cls, "redraw")
 
 
@@ -65,7 +71,7 @@ def test_a_memory_reads_what_it_declares_and_says_where_it_is_from() -> None:
             asked |= asked_by(
                 lambda c, cls=cls, i=layer: cls.of_layer(c, i)(c), memory=name, n_layer=2
             )
-        assert asked - {"recurrence"} == set(cls.settings) - set(Context.__dataclass_fields__)
+        assert asked - {"recurrence"} == reads(cls) - set(Context.__dataclass_fields__)
         assert re.search(r" et al\. 20\d\d", cls.__doc__ or "")
 
 
@@ -177,6 +183,7 @@ def test_every_flag_is_used_by_a_test_that_has_it_do_something() -> None:
     files = [path for path in (ROOT / "tests").rglob("*.py") if path.name not in only_read]
     names = used("\n".join(path.read_text(encoding="utf-8") for path in files))
     configurations = {cls for classes in CLASSES.values() for cls in classes}
-    flags = {f.name for cls in configurations for f in fields(cls) if f.metadata.get("flag", True)}
+    settings = [f for cls in configurations for f in fields_of(cls).values()]
+    flags = {f.name for f in settings if f.metadata.get("flag", True)}
     assert flags - names == set()
     assert used("--lr 3 old_lr=4 no == 3 dict(clip=3)") == {"lr", "old_lr", "clip"}

@@ -34,8 +34,8 @@ CORE = {
 }
 CORE |= {"positions/rel_sinusoid.py"}
 """The paper's model."""
-OUTSIDE = ("ops", "config.py", "training", "inference")
-"""Operators, settings, and those who call the model."""
+OUTSIDE = ("ops", "config.py", "errors.py", "training", "inference")
+"""Operators, settings and what is said of wrong ones, and those who call the model."""
 
 
 def entered(work: Callable[[], object]) -> set[str]:

@@ -224,7 +224,8 @@ def test_a_step_in_parts_is_its_parts_one_after_the_other(compress: str, token_B
         for h_BTD in embedded:
             hidden_BTD, memory = model.read(h_BTD, memory, context)
             hiddens.append(hidden_BTD)
-            own.append(torch.zeros(()) if memory.loss is None else memory.loss)
+            of_memory = memory.loss
+            own.append(torch.zeros(()) if of_memory is None else of_memory)
         torch.testing.assert_close(model.softmax.nll(torch.cat(hiddens, dim=1), target_BT), nll_BT)
         torch.testing.assert_close(loss_BT, nll_BT + torch.stack(own).repeat_interleave(4))
         (to_first,) = torch.autograd.grad(hiddens[-1].sum(), embedded[:1], allow_unused=True)

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from tests.laws.conftest import N_TOKEN, build, config_of, context_of, for_models
 from txl import Context, TransformerXL
+from txl.config import UsageError
 from txl.evaluation.score import score_text
 from txl.generation.beams import beam_search
 from txl.generation.sampling import generate
+from txl.inference.frozen import Frozen, Part
 from txl.inference.reader import Reader, reading_context
 
 N_READ = 18
@@ -145,3 +147,16 @@ def test_what_is_written_has_the_probabilities_that_are_scored(name: str) -> Non
         for found in beam_search(model, prompt, context, num_beams=3, length=6, length_penalty=0.0):
             nats_N = score_text(model, [*prompt, *found.ids], context, first=len(prompt))
             assert found.score == pytest.approx(-float(nats_N.sum()), abs=1e-9)
+
+
+@pytest.mark.parametrize("part", [None, Part(n_kept=3, n_full=3)])
+def test_a_sharded_model_refuses_what_it_does_not_support_in_parts_too(part: Part | None) -> None:
+    model = build("rotary")
+    model.is_sharded = True
+    with pytest.raises(UsageError, match=r"^--clamp_len 3: "):
+        Frozen(model)(
+            torch.zeros(1, 2, dtype=torch.long),
+            model.empty_memory(1),
+            Context(clamp_len=3),
+            part=part,
+        )

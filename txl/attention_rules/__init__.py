@@ -12,9 +12,12 @@ from txl.registry import ATTENTION_RULES
 
 
 class AttentionRule(Protocol):
-    """How queries attend to keys and values.
+    """How queries attend to keys and values. Works with any position encoding, or refuses it when
+    built.
 
-    Works with any position encoding, or refuses it when built.
+    A rule whose cost does not grow with the number of keys says by a class method
+    `n_product(config)` how many scores, or what it computes in their place, there are per query and
+    head.
     """
 
     shared_qk: bool
@@ -26,7 +29,10 @@ class AttentionRule(Protocol):
     keep_mib: int
     """Of its backward pass, if it stores what it could compute again."""
     settings: ClassVar[tuple[str, ...]]
-    """Fields of `ModelConfig` and `TrainConfig` that not every rule reads."""
+    """Fields of `TrainConfig` that not every rule reads.
+
+    Those of its own are the dataclass `Settings` in the class.
+    """
 
     @classmethod
     def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> Self:

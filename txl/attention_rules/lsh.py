@@ -1,5 +1,6 @@
 """Attention within buckets of a locality-sensitive hash: linear time, except for a sort."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from txl.attention_rules.refusals import require_no_dropatt, require_scoreless
-from txl.config import ModelConfig
+from txl.config import ModelConfig, PartSettings, option, require
 from txl.model.span import Span
 from txl.ops.numbers import widened
 from txl.positions import PositionEncoding
@@ -34,20 +35,37 @@ class LshAttention(nn.Module):
     their number is fixed. Values that differ by rounding can get different buckets.
     """
 
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(PartSettings):
+        # shared rounds are counted in a byte
+        lsh_round: int = option(4, "rounds of hashing", minimum=1, maximum=255)
+        lsh_bucket: int = option(64, "buckets per round (even)", minimum=2)
+        lsh_reach: int = option(
+            64,
+            "earlier tokens of its bucket that a token attends to, and size of the sorted chunks",
+            minimum=1,
+        )
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            n = self.lsh_bucket
+            even = "must be even and at least 2, buckets are directions and their opposites"
+            require(n % 2 == 0, f"--lsh_bucket {n}: {even}; use {n + 1}")
+
     shared_qk = True
     impl = "auto"
     keep_mib = 0
-    settings = ("lsh_round", "lsh_bucket", "lsh_reach", "redraw_interval")
+    settings = ("redraw_interval",)
     rotation_RHK: Tensor
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
         super().__init__()
         require_scoreless(config)
         require_no_dropatt(config, dropatt)
-        self.reach = config.lsh_reach
-        self.register_buffer(
-            "rotation_RHK", torch.randn(config.lsh_round, config.d_head, config.lsh_bucket // 2)
-        )
+        settings = config.settings(self.Settings)
+        self.reach = settings.lsh_reach
+        rotation_RHK = torch.randn(settings.lsh_round, config.d_head, settings.lsh_bucket // 2)
+        self.register_buffer("rotation_RHK", rotation_RHK)
 
     def redraw(self, generator: torch.Generator) -> None:
         """Redraw the rotations; the result depends on the generator, not on the device."""
@@ -57,6 +75,12 @@ class LshAttention(nn.Module):
     def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> "LshAttention":
         """See `AttentionRule.of_model`."""
         return cls(config, dropatt=dropatt)
+
+    @classmethod
+    def n_product(cls, config: ModelConfig) -> int:
+        """See `AttentionRule.n_product`."""
+        settings = config.settings(cls.Settings)
+        return 2 * settings.lsh_round * settings.lsh_reach
 
     def forward(
         self,

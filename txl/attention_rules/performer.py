@@ -1,11 +1,13 @@
 """Attention with positive random features: linear time."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from txl.attention_rules.causal_ratio import causal_ratio
 from txl.attention_rules.refusals import require_no_dropatt, require_scoreless
-from txl.config import ModelConfig
+from txl.config import FEW, ModelConfig, PartSettings, option
 from txl.model.span import Span
 from txl.ops.numbers import at_least_float32
 from txl.positions import PositionEncoding
@@ -33,17 +35,22 @@ class PerformerAttention(nn.Module):
     norm work.
     """
 
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(PartSettings):
+        n_feature: int = option(256, "random features per layer", **FEW)
+
     shared_qk = False
     impl = "auto"
     keep_mib = 0
-    settings = ("n_feature", "redraw_interval")
+    settings = ("redraw_interval",)
     omega_FH: Tensor
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
         super().__init__()
         require_scoreless(config)
         require_no_dropatt(config, dropatt)
-        self.register_buffer("omega_FH", orthogonal_normal(config.n_feature, config.d_head))
+        n_feature = config.settings(self.Settings).n_feature
+        self.register_buffer("omega_FH", orthogonal_normal(n_feature, config.d_head))
 
     def redraw(self, generator: torch.Generator) -> None:
         """Redraw the features; the result depends on the generator, not on the device."""
@@ -53,6 +60,11 @@ class PerformerAttention(nn.Module):
     def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> "PerformerAttention":
         """See `AttentionRule.of_model`."""
         return cls(config, dropatt=dropatt)
+
+    @classmethod
+    def n_product(cls, config: ModelConfig) -> int:
+        """See `AttentionRule.n_product`."""
+        return 2 * config.settings(cls.Settings).n_feature
 
     def forward(
         self,

@@ -124,7 +124,9 @@ def load_snapshot(
                 remembered.setdefault(key, []).append(tensor[inside])
             elif (first, end) == (streams.start, streams.stop):
                 rng[key] = tensor
-    sizes = {sum(map(len, parts)) for parts in remembered.values()}
+    sizes = set()
+    for parts in remembered.values():
+        sizes.add(sum(map(len, parts)))
     if remembered and (
         remembered.keys() != empty.keys() or sizes != {streams.stop - streams.start}
     ):
@@ -223,7 +225,9 @@ def require_whole(checkpoint: Checkpoint) -> None:
     else:
         in_one = [checkpoint.folder / WEIGHTS, checkpoint.folder / OPTIMIZER]
     tensors = [*in_one, *_stream_files(checkpoint)]
-    noted = [checkpoint.folder / name for name in checkpoint.digests]
+    noted = []
+    for name in checkpoint.digests:
+        noted.append(checkpoint.folder / name)
     for path in dict.fromkeys([*noted, *shards, *tensors, checkpoint.folder / PROGRESS]):
         checkpoint.require_digest(path)
     _require_fit(checkpoint)
@@ -305,11 +309,11 @@ def _is_memory(tensor: Tensor, n_stream: int, *, like: Tensor) -> bool:
 def _stream_files(checkpoint: Checkpoint) -> list[Path]:
     """The files of the streams, which must cover the batch without a gap."""
     pattern = re.compile(r"streams_(\d{5,})_(\d{5,})\.safetensors")
-    found = [
-        (m, path)
-        for path in checkpoint.folder.glob("streams_*")
-        if (m := pattern.fullmatch(path.name))
-    ]
+    found = []
+    for path in checkpoint.folder.glob("streams_*"):
+        match = pattern.fullmatch(path.name)
+        if match:
+            found.append((match, path))
     found.sort(key=lambda pair: int(pair[0][1]))
     ends = [0, *(int(match[2]) for match, _ in found)]
     n_stream = checkpoint.record.get("train", {}).get("batch_size", ends[-1] or 1)

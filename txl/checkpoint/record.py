@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from txl.checkpoint.save import FORMAT
 from txl.checkpoint.shards import SHARDS, shards_in
 from txl.config import Context, ModelConfig, UsageError
 from txl.files import content_of, sha256
+from txl.registry import settings_of_all
 from txl.runtime.records import parse_json, require_fields
 
 _FIELDS = {
@@ -172,7 +174,7 @@ def open_folder(folder: Path) -> Checkpoint:
         if digests is None and record["format"] > 1:
             raise ValueError(f"{DIGESTS} beside it is missing")
         require_fields({name: value for name, value in record.items() if name in _FIELDS}, _FIELDS)
-        model = ModelConfig(**require_fields(record["model"], ModelConfig))
+        model = ModelConfig(**_model_fields(record["model"]))
         lengths = {}
         for name, value in record["context"].items():
             if name not in _GONE_LENGTHS:
@@ -192,6 +194,23 @@ def open_folder(folder: Path) -> Checkpoint:
     return Checkpoint(
         folder, {"step": 0, **record}, model, context, known, names_all=digests is not None
     )
+
+
+def _model_fields(values: Any) -> dict[str, Any]:
+    """The arguments of `ModelConfig`; before version 0.3 settings of its parts stood beside them.
+    Raises `ValueError` if one is unknown or of another type.
+    """
+    hints = typing.get_type_hints(ModelConfig)
+    of_parts = {}
+    for f in settings_of_all().values():
+        of_parts[f.name] = f.type
+    require_fields(values, of_parts | hints)
+    own = {}
+    for name, value in values.get("own", {}).items():
+        if name in of_parts:
+            own[name] = value
+    require_fields(own, of_parts)
+    return values
 
 
 def _digests_and_record(folder: Path) -> tuple[Digests | None, bytes]:

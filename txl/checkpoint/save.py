@@ -257,13 +257,19 @@ def _is_of_step(folder: Path, step: int) -> bool:
         return False
 
 
+def _digests_now(folder: Path) -> dict[str, set[str]]:
+    digests = {}
+    for path in folder.iterdir():
+        if path.is_file():
+            digests[path.name] = {sha256(path)}
+    return digests
+
+
 def _rewrite(folder: Path, config: dict[str, Any], progress: dict[str, Any]) -> None:
     """config.json first: a kill between the two then repeats the evaluation
     instead of losing it.
     """
-    before = read_digests(folder) or {
-        path.name: {sha256(path)} for path in folder.iterdir() if path.is_file()
-    }
+    before = read_digests(folder) or _digests_now(folder)
     texts = {RECORD: _json(config), PROGRESS: _json(progress)}
     after = {}
     for name, text in texts.items():

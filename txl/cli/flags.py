@@ -16,13 +16,14 @@ from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
-from txl.config import ModelConfig, UsageError, require
+from txl.config import ModelConfig, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
 from txl.model.axes import readers
-from txl.plugins import PLUGIN_HELP, settings_of_plugins
-from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS
+from txl.plugins import PLUGIN_HELP, is_from_file
+from txl.registry import ATTENTION_RULES, GATES, MEMORIES, PARTS, POSITIONS, settings_of
 
 Typed = dict[str, Any]
+Groups = dict[str, list[tuple[Field, Any]]]
 _CHOICES = {
     "position": POSITIONS,
     "memory": MEMORIES,
@@ -76,10 +77,8 @@ def read_flags(
     if unknown:
         name = unknown[0].partition("=")[0].removeprefix("--").removeprefix("no_")
         for why, others in elsewhere.items():
-            require(
-                name not in {f.name for cls in others for f in fields(cls)},
-                f"--{name} {why}; leave it out",
-            )
+            for cls in others:
+                require(name not in fields_of(cls), f"--{name} {why}; leave it out")
         raise UsageError(_unknown_message(unknown, known))
     values = vars(typed)
     answer_legacy_flags(values)
@@ -117,7 +116,9 @@ def refuse_idle_flags(typed: Typed, *configs: Any) -> None:
         configs: what the flags were resolved into; of several models that are compared, one must
             read a flag.
     """
-    by_name: dict[str, Field] = {f.name: f for config in configs for f in fields(config)}
+    by_name: dict[str, Field] = {}
+    for config in configs:
+        by_name |= fields_of(type(config))
     for name, value in typed.items():
         f = by_name.get(name)
         given = f"--{name}" if value is True else f"--{name} {value}"
@@ -191,7 +192,8 @@ def _add_flags(
     parser.add_argument("--help", "-h", action="help", help="show this text and exit")
     # read before all others, by `txl.cli.run`: it may add flags
     parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
-    groups: dict[str, list[tuple[Field, Any]]] = {"most used": []}
+    groups: Groups = {"most used": []}
+    sections: dict[str, str] = {}
     for cls in classes:
         section = re.split(r"\.(?=\s+[A-Z]|\s*$)", cls.__doc__ or "")[0]
         hints = typing.get_type_hints(cls)
@@ -201,9 +203,10 @@ def _add_flags(
                 groups.setdefault("most used" if f.name in first else section, []).append(
                     (f, hints[f.name])
                 )
-    for cls in settings_of_plugins() if ModelConfig in classes else ():
-        hints = typing.get_type_hints(cls)
-        groups["of your own"] = [(f, hints[f.name]) for f in fields(cls)]
+            if cls is ModelConfig:
+                sections[f.name] = section
+    if ModelConfig in classes:
+        _add_settings_of_parts(groups, sections)
     groups["most used"].sort(key=lambda one: first.index(one[0].name))
     for title, members in groups.items():
         group = parser.add_argument_group(title)
@@ -211,9 +214,30 @@ def _add_flags(
             _add_flag(group, f, hint)
 
 
+def _add_settings_of_parts(groups: Groups, sections: Mapping[str, str]) -> None:
+    """Add the settings of all parts, each once: where the part is chosen, or apart if it is of a
+    file of one's own.
+    """
+    names: set[str] = set()
+    for registry in PARTS:
+        for part in registry.values():
+            if is_from_file(part):
+                title = "of your own"
+            else:
+                title = sections[registry.flag]
+            hints = typing.get_type_hints(settings_of(part))
+            for f in fields(settings_of(part)):
+                if f.metadata.get("flag", True) and f.name not in names:
+                    groups.setdefault(title, []).append((f, hints[f.name]))
+                names.add(f.name)
+
+
 def _add_flag(group: Any, f: Field, hint: Any) -> None:
     given: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": _help(f)}
-    args = [a for a in typing.get_args(hint) if a is not types.NoneType]
+    args = []
+    for a in typing.get_args(hint):
+        if a is not types.NoneType:
+            args.append(a)
     if hint == bool | int:
         group.add_argument(f"--{f.name}", nargs="?", type=int, const=True, metavar="int", **given)
         group.add_argument(

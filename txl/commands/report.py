@@ -91,7 +91,10 @@ def known_report(run: str, typed: Typed) -> Report | None:
     """
     path = Path(run)
     if path.is_file() and is_record(path):
-        idle = [f"--{name}" for name in typed if name not in DRAWING]
+        idle = []
+        for name in typed:
+            if name not in DRAWING:
+                idle.append(f"--{name}")
         require(
             not idle,
             f"{', '.join(idle)}: nothing is measured for {run}, which is drawn as it is; leave"

@@ -377,7 +377,10 @@ def compared_lengths(lengths: Sequence[int], trained: int) -> list[int]:
     """
     if len(lengths) < 2:
         return list(lengths)
-    known = [length for length in lengths[1:] if length <= trained]
+    known = []
+    for length in lengths[1:]:
+        if length <= trained:
+            known.append(length)
     if known:
         return [lengths[0], known[-1]]
     return [lengths[0], lengths[-1]]

@@ -15,13 +15,13 @@ from txl.data_utils.lm1b import SentenceRows
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.segments import (
     CountedRows,
-    document_streams,
     equal_streams,
     scoring_stream,
+    text_streams,
     total_sums,
 )
 from txl.evaluation.config import ADDED, DEFAULTS, EvalConfig, ScoreConfig
-from txl.evaluation.conventions import reading_of
+from txl.evaluation.conventions import DEALING, reading_of
 from txl.evaluation.measures.loss_by_position import LossByPosition
 from txl.evaluation.measures.token_losses import TokenLossWatch
 from txl.evaluation.reading import Predictor
@@ -161,7 +161,7 @@ def deals_sentences(split: Split, config: EvalConfig) -> bool:
     """True if sentences are dealt to the streams one by one, as the 2019 code and Hugging Face's
     read lm1b.
     """
-    return split.between_sentences is not None and config.convention in ("original", "huggingface")
+    return split.between_sentences is not None and config.convention in DEALING
 
 
 def streams_of(
@@ -172,7 +172,6 @@ def streams_of(
     Args:
         n_warmup: segments that must be read before the first that counts.
     """
-    is_aside = config.borders == "aside"
     lengths = {
         "batch_size": config.batch_size,
         "tgt_len": context.tgt_len,
@@ -183,18 +182,19 @@ def streams_of(
         return [
             SentenceRows(split.ids, eos_id=split.between_sentences, rows=rows.tolist(), **lengths)
         ]
-    if config.reset == "document":
-        streams = document_streams(split.ids, split.starts(), **lengths)[ranks.rank :: ranks.world]
-    else:
-        if config.convention == "txl":
-            cut = scoring_stream
-        else:
-            cut = equal_streams
-        stream = cut(split.ids, n_warmup=n_warmup + is_aside, **lengths)
-        streams = [stream.share(ranks.rank, ranks.world)]
-    if is_aside:
-        return [late for stream in streams for late in stream.late()]
-    return streams
+    cut = scoring_stream
+    if config.convention != "txl":
+        cut = equal_streams
+    return text_streams(
+        split.ids,
+        starts=split.starts() if config.reset == "document" else None,
+        is_aside=config.borders == "aside",
+        n_warmup=n_warmup,
+        cut=cut,
+        rank=ranks.rank,
+        world=ranks.world,
+        **lengths,
+    )
 
 
 def training_text(lm: LanguageModel, corpus: Corpus, ranks: Ranks) -> TrainingText:

@@ -9,14 +9,13 @@ from typing import NamedTuple
 from txl.checkpoint import Checkpoint
 from txl.cli.flags import Typed, refuse_idle_flags
 from txl.commands.shape import AUTO, Shape, shape_of
-from txl.config import Context, ModelConfig, UsageError, as_dict, build, require
+from txl.config import Context, ModelConfig, UsageError, as_dict, build, fields_of, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.remote import remember_typed
 from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
 from txl.model.refusals import require_masks_documents, require_works
 from txl.model.rule import MemoryRule
-from txl.plugins import require_same_own
 from txl.registry import MEMORIES
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
@@ -63,7 +62,6 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     checkpoint = open_run(run_folder, fixed, ranks, restarted=restarted)
     if checkpoint is None:
         return new_settings(typed, ranks, _initial_model(fixed))
-    require_same_own(typed, checkpoint.model_config)
     train = build(TrainConfig, typed, **saved_settings(checkpoint))
     data = build(DataConfig, typed, **data_settings(checkpoint.record, checkpoint.folder, typed))
     context = build(Context, typed, **as_dict(checkpoint.context))
@@ -208,14 +206,17 @@ def _initial_model(typed: Typed) -> LanguageModel | None:
     found = LanguageModel.open(
         source, vocabulary=typed.get("vocabulary"), dataset=typed.get("dataset"), device="cpu"
     )
-    require_same_own(typed, found.model_config)
-    for f in dataclasses.fields(ModelConfig):
-        has = getattr(found.model_config, f.name)
-        asked = typed.get(f.name)
-        if f.name in typed and has != (
-            found.model_config.d_model if f.name == "d_embed" and asked == -1 else asked
-        ):
+    shape = found.model_config
+    for name in fields_of(ModelConfig):
+        if name not in typed or not hasattr(shape, name):
+            continue
+        asked = typed[name]
+        if name == "d_embed" and asked == -1:
+            asked = shape.d_model
+        has = getattr(shape, name)
+        if has != asked:
             raise UsageError(
-                f"--{f.name} {asked}: the model of --init_from {source} has {has}; drop the flag"
+                f"--{name} {typed[name]}: the model of --init_from {source} has {has}; drop the"
+                " flag"
             )
     return found

@@ -9,9 +9,9 @@ from txl.config import Context, ModelConfig, build, require
 from txl.convert.kimiyoung_arguments import PUBLISHED, Published
 from txl.data_utils.corpus import Corpus
 from txl.memory import n_kept_at_most
-from txl.model.axes import chosen_by
+from txl.model.axes import chosen_by, is_read
 from txl.model.cutoffs import best_cutoffs, products_per_token
-from txl.plugins import own_settings
+from txl.positions.base import TableSettings
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 
@@ -93,6 +93,8 @@ def shape_of(typed: Typed, context: Context) -> Shape:
         if name != "cutoffs":
             asked[name] = value
     model = build(ModelConfig, asked)
-    model = replace(model, own=own_settings(typed, list(chosen_by(model).values())))
     n_position = context.tgt_len + context.ext_len + n_kept_at_most(model, context)
-    return Shape(replace(model, n_position=model.n_position or n_position), cutoffs)
+    has_table = is_read("n_position", **chosen_by(model))
+    if has_table and model.settings(TableSettings).n_position is None:
+        model = replace(model, n_position=n_position)
+    return Shape(model, cutoffs)

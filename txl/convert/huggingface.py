@@ -234,7 +234,11 @@ def shared_biases(config: ModelConfig) -> dict[str, str]:
     """Second names of u and v where all layers share them: each layer lists them once more."""
     if config.untie_r:
         return {}
-    return {f"layers.{i}.dec_attn.{name}": name for i in range(config.n_layer) for name in _SHARED}
+    names = {}
+    for i in range(config.n_layer):
+        for name in _SHARED:
+            names[f"layers.{i}.dec_attn.{name}"] = name
+    return names
 
 
 def to_huggingface(model: TransformerXL) -> dict[str, Tensor]:
@@ -258,9 +262,8 @@ def to_huggingface(model: TransformerXL) -> dict[str, Tensor]:
             for name, our in zip(_SHARED, ("u_NH", "v_NH"), strict=True):
                 theirs.pop(name, None)
                 theirs[f"layers.{i}.dec_attn.{name}"] = ours[f"layers.{i}.attn.pos.{our}"]
-    theirs |= {
-        name: theirs[first] for name, first in (tied_names(config) | shared_biases(config)).items()
-    }
+    for name, first in (tied_names(config) | shared_biases(config)).items():
+        theirs[name] = theirs[first]
     theirs[INV_FREQ] = inv_freq(config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
     prefixed = {}
     for name in theirs:

@@ -132,7 +132,7 @@ def _lengths_for_kimiyoung(config: ModelConfig, context: Context) -> dict[str, i
     lengths = {}
     for name in ("tgt_len", "ext_len", "mem_len"):
         lengths[name] = getattr(context, name)
-    n_row = config.n_position
+    n_row = config.own.get("n_position")
     mem_len = context.mem_len
     if config.position not in TABLES or n_row is None or sum(lengths.values()) == n_row:
         return lengths

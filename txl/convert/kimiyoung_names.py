@@ -90,7 +90,7 @@ def their_name(name: str, config: ModelConfig) -> str:
     """The name of one of our parameters in the 2019 code."""
     match name.split("."):
         case ["layers", layer, "attn", "q_net" | "k_net" | "v_net" as net, kind]:
-            if not config.count_back:
+            if not config.own.get("count_back", False):
                 joined = "qkv_net"
             elif net == "q_net":
                 joined = "q_net"
@@ -187,7 +187,10 @@ def require_exportable(config: ModelConfig) -> None:
     )
     shared = config.position != "rel_sinusoid" or not config.untie_r
     require(shared, "--untie_r: the original has one pair of u and v for all layers")
-    counted = config.count_back or config.position not in ("sinusoid_input", "learned_per_layer")
+    counted = config.own.get("count_back", False) or config.position not in (
+        "sinusoid_input",
+        "learned_per_layer",
+    )
     require(
         counted,
         f"{flag}: the original counts positions back from the last token, this model does not",

@@ -38,9 +38,10 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
             require(
                 all(0 <= arguments.get(name, 0) < 1 for name in RATES), "dropout is no probability"
             )
-            return {
-                str(name): tensor.read() for name, tensor in model["state_dict"].items()
-            }, arguments
+            state = {}
+            for name, tensor in model["state_dict"].items():
+                state[str(name)] = tensor.read()
+            return state, arguments
         except (AttributeError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: damaged ({error}); use another copy") from None
     if isinstance(model, dict) and any(

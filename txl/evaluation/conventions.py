@@ -20,6 +20,9 @@ from txl.model.memory import State
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 
+DEALING = ("original", "huggingface")
+"""Conventions that deal sentences to their streams."""
+
 
 def reading_of(convention: str, model: TransformerXL, context: Context, *, n_token: int) -> Reading:
     """How a convention reads a text of n_token tokens.
@@ -69,7 +72,7 @@ def _as_the_original(model: TransformerXL, context: Context) -> Predictor:
 
 
 def _without_idle_clamp(config: ModelConfig, context: Context) -> Context:
-    ignored = config.count_back and ATTN_TYPES.index(config.position) == 3
+    ignored = config.own.get("count_back", False) and ATTN_TYPES.index(config.position) == 3
     if ignored:
         return dataclasses.replace(context, clamp_len=-1)
     return context
@@ -79,7 +82,7 @@ def not_reproduced(config: ModelConfig, context: Context, whose: str) -> str:
     """Why the figure of another program's code is another one, for weights of that program; empty:
     it is the same.
     """
-    if not config.count_back:  # attn_type 0 or 1, or no model of these programs
+    if not config.own.get("count_back", False):  # attn_type 0 or 1, or no model of these programs
         return ""
     attn_type = ATTN_TYPES.index(config.position)
     reasons = []

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from txl.config import Context
+from txl.inference.frozen import Frozen
+from txl.inference.key_values import KeyValueMemory
 
 Segments = Iterable[tuple[Tensor, Tensor, Tensor | None]]
 """(input, target, mask of the targets that are scored; None: all), in the order of the text."""
@@ -82,6 +85,73 @@ class Reading:
     predictor: Predictor
     added: str = ""
     unlike: str = ""
+
+
+@torch.no_grad()
+def hidden_segments(
+    model: Frozen, segments: Segments, context: Context, *, n_together: int = 0
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Read a text segment by segment, carrying the memory along: of each segment the hidden states
+    that its targets are predicted from, (B, T, D), its targets and their mask. The next segment may
+    overwrite the hidden states.
+
+    Ids stay on the host, which avoids GPU synchronisation. Nobody goes back to an earlier memory,
+    so keys are written over.
+
+    Args:
+        n_together: segments that have no more tokens than this together are read as one.
+    """
+    memory: Any = None
+    for group in _groups(segments, n_together):
+        inputs = [input_BT for input_BT, _, _ in group]
+        if n_together:
+            n_input = sum(input_BT.shape[1] for input_BT in inputs)
+            context = dataclasses.replace(context, tgt_len=max(context.tgt_len, n_input))
+        if memory is None:
+            memory = model.fresh_memory(len(inputs[0]))
+            if isinstance(memory, KeyValueMemory):
+                n_kept = context.mem_len + context.ext_len
+                memory = memory.in_place(n_kept=n_kept, n_new=context.tgt_len)
+        hidden_BTD, memory = model(torch.cat(inputs, dim=1), memory, context)
+        widths = [target_BT.shape[1] for _, target_BT, _ in group]
+        parts = hidden_BTD[:, -sum(widths) :].split(widths, dim=1)
+        for part_BTD, (_, target_BT, counted_BT) in zip(parts, group, strict=True):
+            yield part_BTD, target_BT, counted_BT
+
+
+def _groups(
+    segments: Segments, n_token: int
+) -> Iterator[list[tuple[Tensor, Tensor, Tensor | None]]]:
+    """Consecutive segments, as many as have no more than n_token tokens
+    together, but one at least.
+    """
+    group: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    n_there = 0
+    for segment in segments:
+        if group and n_there + segment[0].numel() > n_token:
+            yield group
+            group = []
+            n_there = 0
+        group.append(segment)
+        n_there += segment[0].numel()
+    if group:
+        yield group
+
+
+def predicted_segments(
+    predictor: Predictor, segments: Segments, context: Context, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Read a text segment by segment with a predictor, which learns from each if it does: the nats
+    of its targets, (B, T), and their mask.
+    """
+    memory: Any = None
+    for input_BT, target_BT, counted_BT in segments:
+        if memory is None:
+            memory = predictor.fresh_memory(len(input_BT))
+        nll_BT, memory = predictor.nll(input_BT.to(device), target_BT.to(device), memory, context)
+        if isinstance(predictor, Learner):
+            memory = predictor.learn(memory, counted_BT)
+        yield nll_BT, counted_BT
 
 
 def within(context: Context, n_token: int) -> Context:

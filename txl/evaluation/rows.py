@@ -135,7 +135,10 @@ def row_of_split(
     n_segment = sum(map(len, streams))
     start = time.perf_counter()
     peak = PeakMemory(ranks.device)
-    watches = [one for one in (watch, token_watch) if one is not None]
+    watches = []
+    for one in (watch, token_watch):
+        if one is not None:
+            watches.append(one)
     name = f"{split} mem_len {reading.asked.mem_len}" + " borders aside" * (borders == "aside")
     with progress(name, n_segment, shown=ranks.is_main) as bar:
         shares = []

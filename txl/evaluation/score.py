@@ -4,17 +4,21 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, require
-from txl.evaluation.reading import Learner, Predictor, Segments, of_counted
+from txl.evaluation.reading import (
+    Predictor,
+    Segments,
+    hidden_segments,
+    of_counted,
+    predicted_segments,
+)
 from txl.inference.cuda_graph import frozen
 from txl.inference.frozen import Frozen
-from txl.inference.key_values import KeyValueMemory
 from txl.memory import is_bounded
 from txl.model.adaptive import AdaptiveSoftmax
 from txl.model.transformer import TransformerXL
@@ -131,22 +135,12 @@ def scored(
         if isinstance(predictor, Frozen):
             yield from _of_model(predictor, model, segments, context)
         else:
-            yield from _of_predictor(predictor, segments, context, model.device)
+            for nll_BT, counted_BT in predicted_segments(
+                predictor, segments, context, model.device
+            ):
+                yield of_counted(nll_BT, counted_BT)
     finally:
         model.train(was_training)
-
-
-def _of_predictor(
-    predictor: Predictor, segments: Segments, context: Context, device: torch.device
-) -> Iterator[Tensor]:
-    memory: Any = None
-    for input_BT, target_BT, counted_BT in segments:
-        if memory is None:
-            memory = predictor.fresh_memory(len(input_BT))
-        nll_BT, memory = predictor.nll(input_BT.to(device), target_BT.to(device), memory, context)
-        if isinstance(predictor, Learner):
-            memory = predictor.learn(memory, counted_BT)
-        yield of_counted(nll_BT, counted_BT)
 
 
 AT_ONCE = 1024
@@ -163,42 +157,22 @@ less time each.
 def _of_model(
     predictor: Frozen, model: TransformerXL, segments: Segments, context: Context
 ) -> Iterator[Tensor]:
-    """Ids stay on the host, which avoids GPU synchronisation."""
-    memory: Any = None
     hiddens: list[Tensor] = []
     targets: list[Tensor] = []
-    # shards read in step
-    joins = not model.is_sharded and _ends_change_nothing(model.config, context)
-    for group in _groups(segments, READ_TOGETHER if joins else 0):
-        inputs, targets_of_group, masks = zip(*group, strict=True)
-        if joins:
-            context = dataclasses.replace(
-                context, tgt_len=max(context.tgt_len, sum(x.shape[1] for x in inputs))
-            )
-        if memory is None:
-            memory = _fresh_memory(predictor, len(inputs[0]), context)
-        hidden_BTD, memory = predictor(torch.cat(inputs, dim=1), memory, context)
-        widths = [target_BT.shape[1] for target_BT in targets_of_group]
-        parts = hidden_BTD[:, -sum(widths) :].split(widths, dim=1)
-        # a copy: a CUDA graph overwrites its result
-        for part, mask in zip(parts, masks, strict=True):
-            hiddens.append(of_counted(part, mask).clone())
-        for target, mask in zip(targets_of_group, masks, strict=True):
-            targets.append(of_counted(target, mask))
+    n_together = 0
+    if not model.is_sharded and _ends_change_nothing(model.config, context):  # shards read in step
+        n_together = READ_TOGETHER
+    for hidden_BTD, target_BT, counted_BT in hidden_segments(
+        predictor, segments, context, n_together=n_together
+    ):
+        hiddens.append(of_counted(hidden_BTD, counted_BT).clone())
+        targets.append(of_counted(target_BT, counted_BT))
         if sum(map(len, targets)) >= AT_ONCE:
             yield from _losses(model.softmax, hiddens, targets)
             hiddens = []
             targets = []
     if targets:
         yield from _losses(model.softmax, hiddens, targets)
-
-
-def _fresh_memory(predictor: Frozen, n_row: int, context: Context) -> Any:
-    """An empty memory. Nobody goes back to an earlier one, so keys are written over."""
-    memory = predictor.fresh_memory(n_row)
-    if not isinstance(memory, KeyValueMemory):
-        return memory
-    return memory.in_place(n_kept=context.mem_len + context.ext_len, n_new=context.tgt_len)
 
 
 def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:
@@ -210,25 +184,6 @@ def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:
     # others compute the hidden logits of longer segments too, which takes more time than it saves
     by_distance = config.attention == "softmax" and encoding.by_distance and encoding.is_relative()
     return context.same_length and context.ext_len == 0 and is_bounded(config) and by_distance
-
-
-def _groups(
-    segments: Segments, n_token: int
-) -> Iterator[list[tuple[Tensor, Tensor, Tensor | None]]]:
-    """Consecutive segments, as many as have no more than n_token tokens
-    together, but one at least.
-    """
-    group: list[tuple[Tensor, Tensor, Tensor | None]] = []
-    n_there = 0
-    for segment in segments:
-        if group and n_there + segment[0].numel() > n_token:
-            yield group
-            group = []
-            n_there = 0
-        group.append(segment)
-        n_there += segment[0].numel()
-    if group:
-        yield group
 
 
 def _losses(

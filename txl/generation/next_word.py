@@ -73,7 +73,10 @@ class NextWord:
         self._firsts = [0, *accumulate(words.sizes)]
         self._banned = []
         for first, size in zip(self._firsts, words.sizes, strict=False):
-            within = {word - first for word in banned if first <= word < first + size}
+            within = set()
+            for word in banned:
+                if first <= word < first + size:
+                    within.add(word - first)
             self._banned.append(sorted(within))
         shortlist, cluster_C = words.head(hidden_D) if head is None else head
         self._computed = {0: self._allowed(shortlist, 0)}

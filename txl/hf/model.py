@@ -220,12 +220,13 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             h_BTD = inputs_embeds
         mems = self.init_mems(h_BTD.shape[0]) if mems is None else mems
         output_attentions = self._asked(output_attentions, "output_attentions")
+        remembers = mems is not None and use_cache is not False
         h_BTD, memory, hids, attentions = self._through_layers(
-            h_BTD, mems, padding, output_attentions
+            h_BTD, mems, padding, output_attentions, remembers=remembers
         )
         output = TransfoXLModelOutput(
             last_hidden_state=h_BTD,
-            mems=None if mems is None or use_cache is False else memory,
+            mems=memory if remembers else None,
             hidden_states=(
                 (*hids, h_BTD)
                 if self._asked(output_hidden_states, "output_hidden_states")
@@ -241,9 +242,11 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         mems: Sequence[Tensor] | None,
         padding: Padding | None,
         output_attentions: bool,
+        *,
+        remembers: bool,
     ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """What the last layer returns, the memory after the segment, each layer's input and
-        attention probabilities.
+        """What the last layer returns, the memory after the segment (empty unless the model
+        `remembers`), each layer's input and attention probabilities.
         """
         n_new = h_BTD.shape[1]
         n_mem = 0 if mems is None else mems[0].shape[0]
@@ -267,7 +270,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             else:
                 mem_BMD = mems[i].transpose(0, 1).to(h_BTD.dtype)
             hids.append(h_BTD)
-            memory.append(self._remembered(mem_BMD, h_BTD))
+            if remembers:
+                memory.append(self._remembered(mem_BMD, h_BTD))
             h_BTD, prob_BNTS = layer(h_BTD, mem_BMD, feats_SD, span, output_attentions)
             attentions.append(prob_BNTS)
         return self.drop(h_BTD), memory, hids, attentions

@@ -34,15 +34,23 @@ class StopWords(StoppingCriteria):
         """True for each row (B, T) that ends."""
         ended = []
         for ids in input_ids.tolist():
-            ended.append(any(self._completed(stop, ids) for stop in self._stop_strings))
+            ended.append(self._is_completed(ids))
         return torch.tensor(ended, device=input_ids.device)
 
-    def _completed(self, stop: str, ids: list[int]) -> bool:
-        recent = self._tokenizer.decode(ids[-self._n_recent :])
-        if _without_spaces(stop) not in _without_spaces(recent):
+    def _is_completed(self, ids: list[int]) -> bool:
+        recent = _without_spaces(self._tokenizer.decode(ids[-self._n_recent :]))
+        possible = []
+        for stop in self._stop_strings:
+            if _without_spaces(stop) in recent:
+                possible.append(stop)
+        if not possible:
             return False  # spares decoding the whole text, on which spaces around quotes depend
-        place = self._tokenizer.decode(ids).rfind(stop)
-        return place >= 0 and place != self._tokenizer.decode(ids[:-1]).rfind(stop)
+        text = self._tokenizer.decode(ids)
+        before = self._tokenizer.decode(ids[:-1])
+        places = []
+        for stop in possible:
+            places.append((text.rfind(stop), before.rfind(stop)))
+        return any(place >= 0 and place != place_before for place, place_before in places)
 
 
 def _without_spaces(text: str) -> str:

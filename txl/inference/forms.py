@@ -11,6 +11,7 @@ from txl.config import Context, ModelConfig
 from txl.inference.key_value import KeyValue
 from txl.memory.expire_span import ExpireSpan
 from txl.memory.none import NoMemory
+from txl.model.attention import Then
 from txl.model.memory import Fifo, State
 from txl.model.span import Span
 from txl.ops.numbers import as_multiplied, widened
@@ -41,7 +42,7 @@ class KeyValues:
         Args:
             feats: projected features of the span.
         """
-        out_BTD, seen = _attended(layer, h_BTD, remembered, feats, span)
+        out_BTD, seen = attended(layer, h_BTD, remembered, feats, span)
         end = remembered.length + max(0, span.n_new - context.ext_len)
         return out_BTD, seen.between(max(0, end - context.mem_len), end)
 
@@ -72,16 +73,9 @@ class KeyValuesWithSpans(KeyValues):
     ) -> tuple[Tensor, KeyValue]:
         """See `KeyValues.attended` and `ExpireSpan.forward`."""
         rule: ExpireSpan = layer.memory
-        begin = rule.first_held(remembered.extra["age"])
-        age_BM = remembered.extra["age"][:, begin:]
-        span_BS = torch.cat([remembered.extra["span"][:, begin:], rule.spans(h_BTD)], dim=1)
-        span = rule.placed(span, age_BM)
-        span = replace(span, log_weight_BTS=rule.log_factors(age_BM, span_BS))
-        if layer.attn.pos.by_distance:
-            feats = feats[-span.n_key :]
-        held = remembered.between(begin, remembered.length)
-        out_BTD, seen = _attended(layer, h_BTD, held, feats, span)
-        n_kept = span.n_key - min(context.ext_len, span.n_new)
+        out_BTD, seen, span_BS = self.weighed(layer, h_BTD, remembered, feats, span)
+        age_BM = remembered.extra["age"][:, remembered.length + span.n_new - seen.length :]
+        n_kept = seen.length - min(context.ext_len, span.n_new)
         places = rule.staying(age_BM, span_BS[:, :n_kept], context.mem_len)
         if places.at_BM is None:
             kept = seen.between(places.begin, n_kept)
@@ -90,16 +84,45 @@ class KeyValuesWithSpans(KeyValues):
         extra = {"age": places.age_BM, "span": places.of(span_BS[:, :n_kept])}
         return out_BTD, kept.with_extra(extra)
 
+    def weighed(
+        self, layer: Any, h_BTD: Tensor, remembered: KeyValue, feats: Tensor, span: Span
+    ) -> tuple[Tensor, KeyValue, Tensor]:
+        """The output of attention, and keys, values and spans of what rows hold of the memory, and
+        of the segment.
+        """
+        rule: ExpireSpan = layer.memory
+        begin = rule.first_held(remembered.extra["age"])
+        age_BM = remembered.extra["age"][:, begin:]
+        span_BS = torch.cat([remembered.extra["span"][:, begin:], rule.spans(h_BTD)], dim=1)
+        span = rule.placed(span, age_BM)
+        span = replace(span, log_weight_BTS=rule.log_factors(age_BM, span_BS))
+        if layer.attn.pos.by_distance:
+            feats = feats[-span.n_key :]
+        held = remembered.between(begin, remembered.length)
+        out_BTD, seen = attended(layer, h_BTD, held, feats, span)
+        return out_BTD, seen, span_BS
 
-def _attended(
-    layer: Any, h_BTD: Tensor, remembered: KeyValue, feats: Tensor, span: Span
+
+def attended(
+    layer: Any,
+    h_BTD: Tensor,
+    remembered: KeyValue,
+    feats: Tensor,
+    span: Span,
+    then: Then | None = None,
 ) -> tuple[Tensor, KeyValue]:
-    """The output of attention, and the keys and values of [memory, segment]."""
+    """The output of attention, and the keys and values of [memory, segment].
+
+    Args:
+        then: changes the result before heads are joined.
+    """
     attn = layer.attn
     x_BTD = as_multiplied(layer.normed(h_BTD))
     q_BNTH = attn.heads(attn.q_net(x_BTD))
     seen = remembered.appended(*attn.keys_and_values(x_BTD))
     out_BNTH = attn.attend(q_BNTH, seen.k_BNMH, seen.v_BNMH, feats, span)
+    if then is not None:
+        out_BNTH = then(q_BNTH, out_BNTH)
     return layer.attn_drop(attn.joined(out_BNTH)), seen
 
 

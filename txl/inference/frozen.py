@@ -68,17 +68,24 @@ def read(
     Args:
         part: these are a part of a segment; None: a whole one.
     """
-    model.require_serves(context, has_documents=since_BT is not None)
-    context, span = _placed(memory, context, h_BTD.shape[1], since_BT, part)
+    context, span = _placed(model, memory, context, h_BTD.shape[1], since_BT, part)
     if isinstance(memory, Memory):
         return model.read(h_BTD, memory, context, since_BT, span=None if part is None else span)
     return _read_key_values(model, h_BTD, memory, context, span)
 
 
 def _placed(
-    memory: AnyMemory, context: Context, n_new: int, since_BT: Tensor | None, part: Part | None
+    model: Body,
+    memory: AnyMemory,
+    context: Context,
+    n_new: int,
+    since_BT: Tensor | None,
+    part: Part | None,
 ) -> tuple[Context, Span]:
-    """The lengths that hold for these tokens, and where they stand."""
+    """The lengths that hold for these tokens, and where they stand. Raises `UsageError` if a part
+    of the model does not support them.
+    """
+    model.require_serves(context, has_documents=since_BT is not None)
     span = Span.of(context, n_mem=memory.length, n_new=n_new, since_BT=since_BT)
     if part is None:
         return context, span
@@ -96,7 +103,7 @@ def _read_key_values(
     if span.since_BT is None and one_token.serves(
         model.layers, h_BTD, memory, context, is_reversible=is_reversible
     ):
-        return one_token.read(model.layers, h_BTD, memory, context)
+        return one_token.read(model.layers, h_BTD, memory, context, span.window)
     ended = None
     if span.since_BT is not None:
         span = replace(span, since_BT=span.since_BT.to(h_BTD.device, non_blocking=True))
@@ -152,7 +159,7 @@ class Frozen:
     ) -> tuple[Tensor, Any]:
         """See `TransformerXL.forward` and `read`."""
         if self.model.is_sharded:  # only its own `forward` gathers the weights of the embedding
-            within, span = _placed(memory, context, token_BT.shape[1], since_BT, part)
+            within, span = _placed(self.model, memory, context, token_BT.shape[1], since_BT, part)
             return self.model(
                 token_BT, memory, within, since_BT, span=None if part is None else span
             )
@@ -170,7 +177,7 @@ class Frozen:
     def nll_and_hidden(
         self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context
     ) -> tuple[Tensor, Tensor, Any]:
-        """See `TransformerXL.nll_and_hidden`."""
+        """`nll` with the hidden states (B, T, D) that the targets are predicted from."""
         hidden_BTD, after = self(input_BT, memory, context)
         hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
         return self.model.softmax.nll(hidden_BTD, target_BT), hidden_BTD, after

@@ -128,8 +128,8 @@ class KeyValue:
         )
 
     def finite_in(self, row_B: Tensor) -> tuple["KeyValue", Tensor]:
-        """See `Memory.finite_in`.
-
+        """With zeros for what is not finite in the rows where `row_B` is True, (B,), and in which
+        rows that was.
         A copy with as much spare space, or the same one where all is finite.
         """
         index_R = row_B.nonzero()[:, 0]

@@ -102,9 +102,9 @@ class KeyValueMemory:
         """The memory with the position features projected for a segment of n_new tokens, unless it
         has them.
 
-        For encodings of distances they are computed once, for the longest span. `Frozen.read` calls
-        this itself; call it before recording a forward pass (CUDA graph), or the projection is
-        recorded too.
+        For encodings of distances they are computed once, for the longest span.
+        `txl.inference.frozen.read` calls this itself; call it before recording a forward pass (CUDA
+        graph), or the projection is recorded too.
         """
         span = Span.of(context, n_mem=max(layer.length for layer in self.layers), n_new=n_new)
         by_distance = layers[0].attn.pos.by_distance

@@ -75,19 +75,18 @@ def _is_as_built(layer: Layer) -> bool:
 
 
 def read(
-    layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, context: Context
+    layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, context: Context, window: int
 ) -> tuple[Tensor, KeyValueMemory]:
     """The hidden states of one token a stream, (B, 1, D), and the memory for the next; see
     `Body.read`.
+
+    Args:
+        window: see `Span`.
     """
     memory = memory.with_feats(layers, context, n_new=1)
     if not memory.one_token:
         pairs = zip(layers, memory.feats, strict=True)
         memory = replace(memory, one_token=tuple(_Reader(*pair, h_BTD) for pair in pairs))
-    if context.same_length:
-        window = context.mem_len
-    else:
-        window = -1
     h_BD = h_BTD[:, 0]
     states = []
     with torch.autocast("cpu", enabled=False):

@@ -12,11 +12,11 @@ from txl.config import Context, ModelConfig
 from txl.inference.cuda_graph import frozen
 from txl.inference.frozen import AnyMemory, Frozen, Part, fresh_memory
 from txl.inference.key_values import KeyValueMemory
+from txl.inference.open_segment import opened, opens
 from txl.memory import remembers
 from txl.model.memory import State
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
-from txl.registry import MEMORIES
 
 
 def reading_context(config: ModelConfig, context: Context) -> Context:
@@ -51,7 +51,7 @@ class Reader:
     memory is cut where a segment of `context.tgt_len` tokens ends, and nowhere else. So what is
     generated has the probabilities with which `txl.evaluation.score.score_text` scores it. The
     exception is an encoding that counts positions back from the end of a segment
-    (`ModelConfig.count_back`):
+    (`PositionEncoding.count_back`):
     there a token's state depends on where the text ends.
 
     All rows read the same number of tokens, so their segments end together.
@@ -64,10 +64,12 @@ class Reader:
 
     def __init__(self, model: TransformerXL, context: Context, batch_size: int) -> None:
         memory = fresh_memory(model, batch_size)
-        if _slides(model.config, context, memory):
+        if _slides(model, context, memory):
             self._segments: _Segments = _Sliding(model, context, memory)
-        elif _grows(model.config):
+        elif _grows(model):
             self._segments = _Growing(model, context, memory)
+        elif opens(model):
+            self._segments = _Open(model, context, memory)
         else:
             self._segments = _ReadAgain(model, context, memory)
 
@@ -83,8 +85,11 @@ class Reader:
         parts = []
         while token_BT.shape[1]:
             n_token = min(token_BT.shape[1], self._segments.n_left)
-            parts.append(self._segments.read(token_BT[:, :n_token]))
+            hidden_BTD = self._segments.read(token_BT[:, :n_token])
             token_BT = token_BT[:, n_token:]
+            if token_BT.shape[1]:
+                hidden_BTD = hidden_BTD.clone()  # a CUDA graph overwrites its result
+            parts.append(hidden_BTD)
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts, dim=1)
@@ -191,6 +196,57 @@ class _Growing(_ReadOn):
         self.n_left = self._context.tgt_len
 
 
+class _Open(_ReadOn):
+    """The segment that has begun stands as keys and values behind those of the memory, which reads
+    it as a whole where it ends.
+
+    Attributes:
+        keys: of the memory and of the segment so far; None: no token of it has been read.
+    """
+
+    def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
+        super().__init__(model, context, memory)
+        self._model = model
+        self._keys: KeyValueMemory | None = None
+        self._prepared: KeyValueMemory | None = None
+        """That of the segment before, with features of positions that serve again."""
+        self._n_full = 0
+
+    def read(self, token_BT: Tensor) -> Tensor:
+        n_token = token_BT.shape[1]
+        self.n_left -= n_token
+        self._again_BL = torch.cat([self._again_BL, token_BT], dim=1)
+        if not self.n_left:
+            return self._read_whole()[:, -n_token:]
+        input_BL = token_BT
+        if self._keys is None:
+            input_BL = self._again_BL
+            self._keys = self._opened()
+            self._n_full = self._keys.length + self._context.ext_len + self._context.tgt_len
+        part = Part(n_kept=self._n_full, n_full=self._n_full)
+        hidden_BLD, self._keys = self._read(input_BL, self._keys, self._context, part=part)
+        return hidden_BLD[:, -n_token:]
+
+    def take_rows(self, index_B: Tensor) -> None:
+        super().take_rows(index_B)
+        if self._keys is not None:
+            self._keys = self._keys.rows(index_B)
+
+    def _opened(self) -> KeyValueMemory:
+        keys = opened(self._model, self._memory, self._context)
+        if self._prepared is None:
+            return keys
+        return self._prepared.of(keys.layers)
+
+    def _read_whole(self) -> Tensor:
+        hidden_BLD, self._memory = self._read(self._again_BL, self._memory, self._context)
+        self._prepared = self._keys
+        self._keys = None
+        self.n_left = self._context.tgt_len
+        self._again_BL = self._last_again(self._again_BL)
+        return hidden_BLD
+
+
 class _ReadAgain(_ReadOn):
     """For any memory: the segment that has begun is read again from its first token for each one
     more.
@@ -208,20 +264,18 @@ class _ReadAgain(_ReadOn):
         return hidden_BLD[:, -n_token:]
 
 
-def _slides(config: ModelConfig, context: Context, memory: AnyMemory) -> bool:
+def _slides(model: TransformerXL, context: Context, memory: AnyMemory) -> bool:
     """Each token sees the last mem_len tokens, and only distances count."""
     is_window = context.same_length and context.mem_len > 0 and not context.ext_len
-    by_distance = isinstance(memory, KeyValueMemory) and config.attention == "softmax"
-    return is_window and by_distance and _grows(config)
+    by_distance = isinstance(memory, KeyValueMemory) and model.config.attention == "softmax"
+    return is_window and by_distance and _grows(model)
 
 
-def _grows(config: ModelConfig) -> bool:
+def _grows(model: TransformerXL) -> bool:
     """What is remembered of a token does not depend on where a segment ends."""
-    return (
-        MEMORIES[config.memory].traits.is_queue
-        and config.recurrence == "below"
-        and not config.count_back
-    )
+    is_queue = all(layer.memory.traits.is_queue for layer in model.layers)
+    counts_back = model.layers[0].attn.pos.count_back
+    return is_queue and model.config.recurrence == "below" and not counts_back
 
 
 def _between(memory: AnyMemory, begin: int, end: int) -> AnyMemory:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.data_utils.corpus import DataConfig
 from txl.model.axes import chosen_by, is_read
+from txl.registry import settings_of_all
 from txl.runtime.log import perplexity
 from txl.runtime.records import read_json, require_fields
 from txl.training.config import TrainConfig
@@ -234,6 +235,11 @@ def training_command(record: dict[str, Any]) -> str:
             words.append(f"--{'no_' if value is False else ''}{f.name}")
             if not isinstance(value, bool):
                 words += map(str, value) if isinstance(value, list) else [str(value)]
-    for name, value in shape.own.items():  # of a part from a file of its author's
-        words += [f"--{name}", str(value)]
+    settings = settings_of_all()
+    for name, value in shape.own.items():
+        is_of_file = name not in settings  # its author's, which has not been run here
+        if is_of_file or (
+            settings[name].metadata.get("flag", True) and value != settings[name].default
+        ):
+            words += [f"--{name}", str(value)]
     return shlex.join(words)

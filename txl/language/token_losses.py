@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from txl.config import Context
-from txl.data_utils.segments import document_streams, scoring_stream
+from txl.data_utils.segments import text_streams
 from txl.evaluation.measures.token_losses import TokenLossWatch
 from txl.evaluation.reading import warmup_segments, within
 from txl.evaluation.score import evaluate
@@ -38,16 +38,17 @@ def losses_by_token(
     """
     context = within(context or lm.context, len(ids))
     is_aside = {"cut": False, "aside": True}[borders]
-    lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
-    if starts is not None:
-        streams = document_streams(ids, starts, **lengths)
-    else:
-        if unbounded(lm.model_config):
-            lengths["batch_size"] = 1
-        n_warmup = warmup_segments(lm.model_config.n_layer, context) + is_aside
-        streams = [scoring_stream(ids, **lengths, n_warmup=n_warmup)]
-    if is_aside:
-        streams = [late for stream in streams for late in stream.late()]
+    if starts is None and unbounded(lm.model_config):
+        batch_size = 1
+    streams = text_streams(
+        ids,
+        starts=starts,
+        is_aside=is_aside,
+        n_warmup=warmup_segments(lm.model_config.n_layer, context),
+        batch_size=batch_size,
+        tgt_len=context.tgt_len,
+        ext_len=context.ext_len,
+    )
     watch = TokenLossWatch("", ids, asked=context)
     with lm.computing():
         for stream in streams:

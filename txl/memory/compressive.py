@@ -2,14 +2,14 @@
 second one.
 """
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig
+from txl.config import Context, ModelConfig, PartSettings, option
 from txl.memory.beside import BESIDE
 from txl.model.memory import Reading, State
 from txl.model.rule import MemoryRule, Traits
@@ -51,37 +51,52 @@ class Compressive(MemoryRule):
     Documents: a compressed state is hidden where one of its tokens belongs to another document.
     """
 
-    settings = ("compress_rate", "compression", "compress_loss", "compressed_len")
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(PartSettings):
+        compress_rate: int = option(
+            4, "states that are compressed into one", minimum=2, maximum=2**16
+        )
+        compression: Literal["conv", "mean", "max", "most_used"] = option(
+            "conv",
+            "how; conv: a convolution that has a loss of its own; most_used: the one with the most"
+            " attention stays",
+        )
+        compress_loss: Literal["attention", "reconstruction"] = option(
+            "attention",
+            "what the convolution learns to keep: what the layer attends to, or the states"
+            " themselves",
+            when=("compression", "conv"),
+        )
+
+    settings = ("compressed_len",)
     traits = Traits(BESIDE, idle=_idle)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.rate = config.compress_rate
-        self.compression = config.compression
+        settings = config.settings(self.Settings)
+        self.rate = settings.compress_rate
+        self.compression = settings.compression
         self.scale = config.d_head**-0.5
-        wide = config.compress_rate * config.d_model
-        learns = self.compression == "conv"
-        of_attention = config.compress_loss == "attention"
-        if learns:
+        self.conv: nn.Linear | None = None
+        self.decoder: nn.Linear | None = None
+        wide = self.rate * config.d_model
+        if self.compression == "conv":
             self.conv = nn.Linear(wide, config.d_model)
-        else:
-            self.conv = None
-        if learns and not of_attention:
-            self.decoder = nn.Linear(config.d_model, wide)
-        else:
-            self.decoder = None
+            if settings.compress_loss == "reconstruction":
+                self.decoder = nn.Linear(config.d_model, wide)
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
         none_B0D = like.new_empty(batch_size, 0, config.d_model)
         extra = {"compressed": none_B0D}
-        if config.compression == "most_used":
+        if config.settings(cls.Settings).compression == "most_used":
             extra["used"] = none_B0D[..., 0]
         return State(none_B0D, extra)
 
     @classmethod
     def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
-        n_plain = context.mem_len + config.compress_rate - 1  # before a block of them is compressed
+        rate = config.settings(cls.Settings).compress_rate
+        n_plain = context.mem_len + rate - 1  # before a block of them is compressed
         lengths = {"compressed": context.n_compressed, "hidden": n_plain, "used": n_plain}
         return grown(cls.empty(config, batch_size, like=like), context.mem_len, lengths)
 

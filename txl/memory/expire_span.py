@@ -1,14 +1,14 @@
 """The memory of Expire-Span: each state says by itself how long it stays."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig
+from txl.config import SIZE, Context, ModelConfig, PartSettings, option
 from txl.memory.beside import BESIDE
 from txl.model.memory import Reading, State
 from txl.model.rule import MemoryRule, Traits
@@ -53,7 +53,16 @@ class ExpireSpan(MemoryRule):
     its span ends.
     """
 
-    settings = ("max_span", "span_ramp", "span_loss")
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(PartSettings):
+        max_span: int = option(
+            1024, "tokens that a state can stay at most, before a ramp down to nothing", **SIZE
+        )
+        span_ramp: int = option(64, "tokens of that ramp", **SIZE)
+        span_loss: float = option(
+            1e-6, "what a token of the mean span adds to the loss, per layer", minimum=0
+        )
+
     traits = Traits(
         BESIDE | {"attention": ("softmax",), "attn_impl": ("auto",)},
         keeps_places=False,
@@ -63,9 +72,10 @@ class ExpireSpan(MemoryRule):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.limit = config.max_span
-        self.ramp = config.span_ramp
-        self.alpha = config.span_loss
+        settings = config.settings(self.Settings)
+        self.limit = settings.max_span
+        self.ramp = settings.span_ramp
+        self.alpha = settings.span_loss
         self.w_D, self.b = nn.Parameter(torch.empty(config.d_model)), nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
@@ -131,7 +141,8 @@ class ExpireSpan(MemoryRule):
         t_T = torch.arange(n_new, device=age_BM.device)
         age_BS = torch.cat([age_BM, (-t_T).expand(len(age_BM), -1)], dim=1)
         left_BS = (span_BS - age_BS).masked_fill(F.pad(age_BM == 0, (0, n_new)), -torch.inf)
-        m_BTS = ((left_BS / self.ramp + 1)[:, None] - (t_T / self.ramp)[:, None]).clamp(max=1)
+        passed_T = t_T.to(span_BS.dtype) / self.ramp
+        m_BTS = ((left_BS / self.ramp + 1)[:, None] - passed_T[:, None]).clamp(max=1)
         if not torch.is_grad_enabled():
             return m_BTS.clamp_(min=0).log_()
         hidden_BTS = m_BTS <= 0

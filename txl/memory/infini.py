@@ -3,13 +3,14 @@ attention.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig
+from txl.config import Context, ModelConfig, PartSettings, option
 from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_document
 from txl.model.memory import State
 from txl.model.rule import Traits
@@ -33,12 +34,19 @@ class Infini(BesideAttention):
     Documents: the matrix begins anew with the first token of a document that leaves the window.
     """
 
-    settings = ("infini_update",)
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(PartSettings):
+        infini_update: Literal["linear", "delta"] = option(
+            "linear",
+            "what is added to the matrix; delta: values less those that it already gives for the"
+            " keys",
+        )
+
     traits = Traits(BESIDE, learns_to_write=True)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.has_delta = config.infini_update == "delta"
+        self.has_delta = config.settings(self.Settings).infini_update == "delta"
         self.gate_N = nn.Parameter(torch.empty(config.n_head))
         self.reset_parameters()
 

@@ -4,13 +4,14 @@ window.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig
+from txl.config import Context, ModelConfig, PartSettings, option, require
 from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_document
 from txl.model.memory import Fifo, State
 from txl.model.rule import MemoryRule, Traits
@@ -48,12 +49,31 @@ class Knn(BesideAttention):
     Documents: keys of other documents are never found.
     """
 
-    settings = ("lookup_layer", "lookup_k", "lookup_len")
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(PartSettings):
+        lookup_layer: int = option(
+            -1, "the layer that looks up, from 0; from -1 down: from the last one"
+        )
+        lookup_k: int = option(32, "keys that are found", minimum=1, maximum=2**16)
+
+        def require_fits(self, config: ModelConfig) -> None:
+            at = self.lookup_layer
+            n = config.n_layer
+            there = f"the model has {n} layer(s); name one from 0 to {n - 1}, or from -{n} to -1"
+            require(-n <= at < n, f"--lookup_layer {at}: {there}")
+
+        def of_any_depth(self) -> Self:
+            return replace(self, lookup_layer=-1)
+
+        def enough(self, context: Context) -> Context:
+            return replace(context, lookup_len=min(context.lookup_len, self.lookup_k))
+
+    settings = ("lookup_len",)
     traits = Traits(BESIDE, idle=_idle)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.k = config.lookup_k
+        self.k = config.settings(self.Settings).lookup_k
         self.gate_N, self.scale_N = (nn.Parameter(torch.empty(config.n_head)) for _ in range(2))
         self.reset_parameters()
 
@@ -63,7 +83,7 @@ class Knn(BesideAttention):
 
     @classmethod
     def of_layer(cls, config: ModelConfig, layer: int) -> type[MemoryRule]:
-        if layer == config.lookup_layer % config.n_layer:
+        if layer == config.settings(cls.Settings).lookup_layer % config.n_layer:
             return cls
         return Fifo
 

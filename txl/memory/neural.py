@@ -1,13 +1,14 @@
 """The memory of Titans: a small network per head whose weights learn what has left the window."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig
+from txl.config import Context, ModelConfig, PartSettings, option
 from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_document
 from txl.model.memory import State
 from txl.model.rule import Traits
@@ -47,7 +48,10 @@ class Neural(BesideAttention):
     Documents: W begins anew with the first token of a document that leaves the window.
     """
 
-    settings = ("neural_layers",)
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(PartSettings):
+        neural_layers: Literal[1, 2] = option(1, "layers of the network that remembers")
+
     traits = Traits(BESIDE, learns_to_write=True)
 
     def __init__(self, config: ModelConfig) -> None:
@@ -143,7 +147,7 @@ def _shapes(config: ModelConfig) -> list[tuple[int, int, int]]:
     """Of the weights of each layer, (N, in, out)."""
     n = config.n_head
     d = config.d_head
-    if config.neural_layers == 1:
+    if config.settings(Neural.Settings).neural_layers == 1:
         return [(n, d, d)]
     return [(n, d, 2 * d), (n, 2 * d, d)]
 

@@ -1,12 +1,12 @@
 """The memory of the Recurrent Memory Transformer: a few tokens that a segment reads and writes."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig
+from txl.config import FEW, Context, ModelConfig, PartSettings, option
 from txl.memory.beside import BESIDE
 from txl.memory.none import NoMemory
 from txl.model.layer import run_layers
@@ -32,12 +32,18 @@ class RecurrentTokens(MemoryRule):
     Gradients flow through m from part to part of a step.
     """
 
-    settings = ("n_memory_token",)
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(PartSettings):
+        n_memory_token: int = option(
+            8, "vectors that are read before a segment and written after it", **FEW
+        )
+
     traits = Traits(BESIDE | {"mem_len": (0,)}, masks_documents=False, learns_to_write=True)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.begin_MD = nn.Parameter(torch.zeros(config.n_memory_token, config.d_model))
+        n_token = config.settings(self.Settings).n_memory_token
+        self.begin_MD = nn.Parameter(torch.zeros(n_token, config.d_model))
 
     @classmethod
     def of_layer(cls, config: ModelConfig, layer: int) -> type[MemoryRule]:
@@ -52,7 +58,8 @@ class RecurrentTokens(MemoryRule):
 
     @classmethod
     def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
-        tokens_BMD = like.new_zeros(batch_size, config.n_memory_token, config.d_model)
+        n_token = config.settings(cls.Settings).n_memory_token
+        tokens_BMD = like.new_zeros(batch_size, n_token, config.d_model)
         return State(tokens_BMD[:, :0], {"tokens": tokens_BMD})
 
     @classmethod
@@ -73,14 +80,17 @@ class RecurrentTokens(MemoryRule):
         first = states[0]._replace(extra={"tokens": written_BMD})
         return h_BTD[:, n_token:-n_token], (first, *states[1:])
 
+    def begun(self, state: State) -> Tensor:
+        """m, (B, M, D), with which a segment begins."""
+        written_BMD = state.extra["tokens"]
+        begin_BMD = self.begin_MD.expand(len(written_BMD), -1, -1)
+        if written_BMD.shape[1]:
+            return written_BMD + 0 * begin_BMD  # a gradient in each step
+        return begin_BMD
+
     def forward(
         self, layer: Any, h_BTD: Tensor, state: State, reading: Reading
     ) -> tuple[Tensor, State]:
-        begin_BMD = self.begin_MD.expand(len(h_BTD), -1, -1)
-        written_BMD = state.extra["tokens"]
-        if written_BMD.shape[1]:
-            tokens_BMD = written_BMD + 0 * begin_BMD  # a gradient in each step
-        else:
-            tokens_BMD = begin_BMD
+        tokens_BMD = self.begun(state)
         h_BTD = torch.cat([tokens_BMD, h_BTD, tokens_BMD], dim=1).to(h_BTD.dtype)
         return layer.attend(h_BTD, state.hidden_BMD, reading.feats, reading.span), state

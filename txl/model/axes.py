@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS
+from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS, reads
 
 AXES = ("position", "attention", "memory", "gate")
 """Flags that choose one of several, each with settings of its own."""
@@ -21,9 +21,9 @@ def readers(name: str) -> Readers:
     """The parts that read a setting."""
     return Readers(
         tuple(key for key, cls in POSITIONS.items() if name in cls.reads()),
-        tuple(key for key, cls in ATTENTION_RULES.items() if name in cls.settings),
-        tuple(key for key, cls in MEMORIES.items() if name in cls.settings),
-        tuple(key for key, cls in GATES.items() if name in cls.settings),
+        tuple(key for key, cls in ATTENTION_RULES.items() if name in reads(cls)),
+        tuple(key for key, cls in MEMORIES.items() if name in reads(cls)),
+        tuple(key for key, cls in GATES.items() if name in reads(cls)),
     )
 
 

@@ -54,8 +54,8 @@ class MemoryRule(nn.Module):
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
-    """Fields of `ModelConfig` and `Context` that it reads besides sizes; flags that nobody reads
-    are refused."""
+    """Fields of `Context` that only it reads; flags that nobody reads are refused. Settings of its
+    own are the dataclass `Settings` inside the class, see `txl.config.PartSettings`."""
     traits: ClassVar[Traits] = Traits(works_with={"reversible": (False,)})
     run: Any = None
     """In place of one layer after the other, a `Run`; asked of the first layer's rule."""

@@ -40,9 +40,11 @@ class _Undrawn(TorchFunctionMode):
 def weights_of(model: TransformerXL) -> dict[str, Tensor]:
     """The parameters, tied ones once, and the persistent buffers."""
     state = model.state_dict()
-    return dict(model.named_parameters()) | {
-        name: b for name, b in model.named_buffers() if name in state
-    }
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    for name, buffer in model.named_buffers():
+        if name in state:
+            weights[name] = buffer
+    return weights
 
 
 def shapes_of(
@@ -53,11 +55,7 @@ def shapes_of(
     Raises `ValueError` or `KeyError` if there is no such model.
     """
     n_part = max(config.n_layer, len(config.cutoffs), len(config.tie_projs))
-    too_large = (
-        max(config.n_bucket, config.n_feature) > max(n_element, 2**10)
-        or (config.max_distance or 0) >= 2**31
-    )
-    if n_part > n_tensor or too_large:
+    if n_part > n_tensor:
         return None
     try:
         model = model_without_values(config)

@@ -1,18 +1,20 @@
 """The interface of position encodings, and functions that several of them share."""
 
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import ModelConfig, UsageError
+from txl.config import SIZE, ModelConfig, PartSettings, UsageError, option
 from txl.model.attention import Attention, Then
 from txl.model.layer import Layer
 from txl.model.span import Span
 from txl.ops.dropout import Dropout
 from txl.ops.heads import with_memory
 from txl.ops.numbers import as_multiplied
+from txl.registry import reads
 
 
 class RelativeTerms(NamedTuple):
@@ -40,21 +42,20 @@ class PositionEncoding(nn.Module):
         relative      instead of score, if the logits have the form of `RelativeTerms`
 
     Memory holds hidden states without positions; they get their current positions at each read.
+    Settings of its own are a dataclass `Settings` in the class, see `txl.config.PartSettings`;
+    flags that the chosen encoding does not read are refused.
     """
 
     shared: ClassVar[tuple[str, ...]] = ()
     """Names of parameters and modules that all layers share."""
-    settings: ClassVar[tuple[str, ...]] = ()
-    """Fields of `ModelConfig` that it reads besides sizes.
-
-    Flags that the chosen encoding does not read are refused.
-    """
     by_distance: ClassVar[bool] = False
     """`prepare` and `project` return one row per distance, S-1 ... 0; shorter spans use the last
     rows.
     """
     clamps: bool = True
     """Supports `clamp_len`."""
+    count_back: bool = False
+    """Positions count back from the end of the segment."""
     mixes_hidden_states: ClassVar[bool] = False
     """Its matrices multiply hidden states, as those of the layers do, and not features of
     positions. Muon leaves matrices that are fed with positions to AdamW: turned by it, they fit the
@@ -120,12 +121,12 @@ class PositionEncoding(nn.Module):
 
     @classmethod
     def reads(cls) -> frozenset[str]:
-        """The settings it reads: those declared, and `untie_r`, `attn_impl` and `attn_keep_mib`
-        where they apply.
+        """The settings it reads: its own, and `untie_r`, `attn_impl` and `attn_keep_mib` where they
+        apply.
         """
         relative = cls.is_relative()
         follow = {"untie_r": bool(cls.shared), "attn_impl": relative, "attn_keep_mib": relative}
-        return frozenset(cls.settings) | {name for name, is_read in follow.items() if is_read}
+        return reads(cls) | {name for name, is_read in follow.items() if is_read}
 
     @classmethod
     def places_hidden_states(cls) -> bool:
@@ -239,18 +240,46 @@ def rows_to_pairs(row_SN: Tensor, n_new: int) -> Tensor:
     return padded_NL.unfold(-1, len(row_SN), 1).flip(-2)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableSettings(PartSettings):
+    """Of encodings with a learned table by position or distance."""
+
+    n_position: int | None = option(
+        None,
+        "rows of learned position tables (not given: tgt_len + ext_len + mem_len of the training)",
+        **SIZE,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistanceSettings(PartSettings):
+    """Of encodings that do not tell large distances apart."""
+
+    max_distance: int | None = option(
+        None, "largest distance that is told from others (not given: see docs/encodings.md)", **SIZE
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountingSettings(PartSettings):
+    """Of encodings that count positions."""
+
+    count_back: bool = option(False, "positions count from the end", flag=False)
+
+
 def rows_of_table(config: ModelConfig) -> int:
     """Number of rows of a table by position or distance: the setting `n_position`.
 
     Raises:
         UsageError: if it is not set.
     """
-    if config.n_position is None:
+    n_position = config.settings(TableSettings).n_position
+    if n_position is None:
         raise UsageError(
             f"--position {config.position}: learns a row for each position; set the number with"
             " --n_position, for instance to the length of segment and memory in training"
         )
-    return config.n_position
+    return n_position
 
 
 def rows_of_positions_S(span: Span, n_row: int, device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.positions.base import PositionEncoding, rel_shift
+from txl.positions.base import DistanceSettings, PositionEncoding, rel_shift
 
 
 class Deberta(PositionEncoding):
@@ -25,13 +25,13 @@ class Deberta(PositionEncoding):
     """
 
     shared = ("p_RD",)
-    settings = ("max_distance",)
+    Settings = DistanceSettings
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         self.scale = (3 * config.d_head) ** -0.5
         self.n_head = config.n_head
-        self.k = config.max_distance or 512
+        self.k = config.settings(self.Settings).max_distance or 512
         inner = config.n_head * config.d_head
         self.p_RD = nn.Parameter(torch.randn(2 * self.k, config.d_model) * 0.02)
         self.kr_net = nn.Linear(config.d_model, inner, bias=False)

@@ -7,6 +7,7 @@ from txl.config import ModelConfig
 from txl.model.span import Span
 from txl.positions.base import (
     PositionEncoding,
+    TableSettings,
     add_positions,
     draw_like_sinusoids,
     rows_of_positions_S,
@@ -34,7 +35,7 @@ class LearnedAbsolute(PositionEncoding):
     """
 
     shared = ("p_RD",)
-    settings = ("n_position",)
+    Settings = TableSettings
     clamps = False
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:

@@ -1,11 +1,20 @@
 """A learned vector per position in every layer, the original's attn_type 3."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.positions.base import PositionEncoding, add_positions, rows_of_positions_S, rows_of_table
+from txl.positions.base import (
+    CountingSettings,
+    PositionEncoding,
+    TableSettings,
+    add_positions,
+    rows_of_positions_S,
+    rows_of_table,
+)
 
 
 class LearnedPerLayer(PositionEncoding):
@@ -28,11 +37,13 @@ class LearnedPerLayer(PositionEncoding):
     farthest, as in the original. `clamp_len` needs `count_back`.
     """
 
-    settings = ("n_position", "count_back")
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(TableSettings, CountingSettings):
+        pass
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
-        self.clamps = self.count_back = config.count_back
+        self.clamps = self.count_back = config.settings(self.Settings).count_back
         self.p_RD = nn.Parameter(torch.randn(rows_of_table(config), config.d_model) * 0.02)
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:

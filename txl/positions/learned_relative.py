@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.positions.base import PositionEncoding, rel_shift, rows_of_table
+from txl.positions.base import PositionEncoding, TableSettings, rel_shift, rows_of_table
 
 
 class LearnedRelative(PositionEncoding):
@@ -26,7 +26,7 @@ class LearnedRelative(PositionEncoding):
     from clamp_len - 1 on share one, a distance earlier than in other encodings, as in the original.
     """
 
-    settings = ("n_position",)
+    Settings = TableSettings
     by_distance = True
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:

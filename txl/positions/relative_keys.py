@@ -6,7 +6,13 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.positions.base import PositionEncoding, RelativeTerms, draw_like_sinusoids, rows_of_table
+from txl.positions.base import (
+    PositionEncoding,
+    RelativeTerms,
+    TableSettings,
+    draw_like_sinusoids,
+    rows_of_table,
+)
 
 
 class RelativeKeys(PositionEncoding):
@@ -27,7 +33,7 @@ class RelativeKeys(PositionEncoding):
     """
 
     shared = ("p_RD",)
-    settings = ("n_position",)
+    Settings = TableSettings
     by_distance = True
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:

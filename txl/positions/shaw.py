@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.positions.base import PositionEncoding, rel_shift, rel_unshift
+from txl.positions.base import DistanceSettings, PositionEncoding, rel_shift, rel_unshift
 
 
 class Shaw(PositionEncoding):
@@ -24,12 +24,12 @@ class Shaw(PositionEncoding):
     Beyond the trained length: distances from k on are not distinguished, as in training.
     """
 
-    settings = ("max_distance",)
+    Settings = DistanceSettings
     by_distance = True
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
-        n_row = (config.max_distance or 16) + 1
+        n_row = (config.settings(self.Settings).max_distance or 16) + 1
         self.key_RH = nn.Parameter(torch.randn(n_row, config.d_head) * 0.02)
         self.value_RH = nn.Parameter(torch.randn(n_row, config.d_head) * 0.02)
 

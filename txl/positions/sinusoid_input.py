@@ -5,7 +5,7 @@ from torch import Tensor
 from txl.config import ModelConfig
 from txl.model.span import Span
 from txl.ops.sinusoid import sinusoid
-from txl.positions.base import PositionEncoding, add_positions
+from txl.positions.base import CountingSettings, PositionEncoding, add_positions
 
 
 class SinusoidInput(PositionEncoding):
@@ -28,11 +28,11 @@ class SinusoidInput(PositionEncoding):
     Beyond the trained length: works, with untrained positions.
     """
 
-    settings = ("count_back",)
+    Settings = CountingSettings
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
-        self.clamps = self.count_back = config.count_back
+        self.clamps = self.count_back = config.settings(self.Settings).count_back
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """The sinusoids of all keys, (S, D)."""

@@ -2,13 +2,14 @@
 
 import functools
 from bisect import bisect_left
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from txl.config import ModelConfig, require
+from txl.config import ModelConfig, option, require
 from txl.model.span import Span
-from txl.positions.base import PositionEncoding, rows_to_pairs
+from txl.positions.base import DistanceSettings, PositionEncoding, rows_to_pairs
 
 
 class T5(PositionEncoding):
@@ -27,26 +28,29 @@ class T5(PositionEncoding):
     Beyond the trained length: distances from `max_distance` (128) on share the last bucket.
     """
 
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(DistanceSettings):
+        n_bucket: int = option(32, "buckets of distances", minimum=1, maximum=1024)
+
     shared = ("b_RN",)
-    settings = ("max_distance", "n_bucket")
     by_distance = True
 
     starts_R: Tensor
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
-        max_distance = config.max_distance or 128
+        settings = config.settings(self.Settings)
+        max_distance = settings.max_distance or 128
+        n_bucket = settings.n_bucket
+        require(n_bucket >= 2, f"--n_bucket {n_bucket}: --position t5 needs at least 2")
         require(
-            config.n_bucket >= 2, f"--n_bucket {config.n_bucket}: --position t5 needs at least 2"
+            max_distance > n_bucket // 2,
+            f"--max_distance {max_distance}: must be above half of --n_bucket {n_bucket}, up to"
+            " which every distance has its own bucket",
         )
-        require(
-            max_distance > config.n_bucket // 2,
-            f"--max_distance {max_distance}: must be above half of --n_bucket {config.n_bucket}, up"
-            " to which every distance has its own bucket",
-        )
-        self.b_RN = nn.Parameter(torch.randn(config.n_bucket, config.n_head) * 0.02)
+        self.b_RN = nn.Parameter(torch.randn(n_bucket, config.n_head) * 0.02)
         self.register_buffer(
-            "starts_R", torch.tensor(bucket_starts(config.n_bucket, max_distance)), persistent=False
+            "starts_R", torch.tensor(bucket_starts(n_bucket, max_distance)), persistent=False
         )
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:

@@ -157,9 +157,9 @@ def level_chart(reports: Sequence[Report], borders: str, measure: Measure) -> Ch
     lines = []
     for k, report in enumerate(reports):
         points = [(float(row.mem_len), measure.of(row)) for row in report.rows_of(borders)]
-        whiskers = [
-            Whisker(place_x(m), place_y(low), place_y(high)) for m, low, high in intervals[k]
-        ]
+        whiskers = []
+        for mem_len, low, high in intervals[k]:
+            whiskers.append(Whisker(place_x(mem_len), place_y(low), place_y(high)))
         lines.append(_line(k, points, place_x, place_y, whiskers))
     marks = _apart([Mark(place_x(length), f"{length:,}") for length in lengths])
     steps = round_steps(min(values), max(values), 5)
@@ -206,20 +206,22 @@ def curve_chart(reports: Sequence[Report]) -> Chart | None:
                 seen = []
                 for tokens, nats in points:
                     seen.append((tokens, perplexity(nats)))
-                seen = [
-                    (tokens, value) for tokens, value in seen if tokens > 0 and 1 <= value < 1e12
-                ]
+                seen = [point for point in seen if point[0] > 0 and 1 <= point[1] < 1e12]
                 if seen:
                     drawn.append((k, seen, is_thin))
     if not drawn:
         return None
-    xs = [x for _, points, _ in drawn for x, _ in points]
-    ys = [y for _, points, _ in drawn for _, y in points]
+    xs = []
+    ys = []
+    for _, points, _ in drawn:
+        for x, y in points:
+            xs.append(x)
+            ys.append(y)
     place_x = Scale([0.0, *xs], LEFT, WIDTH - 40, room=0)
     place_y = Scale(ys, HEIGHT - BOTTOM, TOP, math.log, room=0.08)
-    lines = [
-        _line(k, points, place_x, place_y, [], is_thin=is_thin) for k, points, is_thin in drawn
-    ]
+    lines = []
+    for k, points, is_thin in drawn:
+        lines.append(_line(k, points, place_x, place_y, [], is_thin=is_thin))
     marks = _apart([Mark(place_x(value), short(value)) for value in round_steps(0, max(xs), 3)])
     steps = powers(min(ys), max(ys))
     if len(steps) < 2:

@@ -164,13 +164,11 @@ def lowest(reports: Sequence[Report], measure: Measure, borders: str) -> str:
     if have_other_texts(reports):
         aside = ", borders aside" * (borders == "aside")
         return f"{measure.name.capitalize()} of each run on its own text{aside}"
-    best = min(
-        (
-            (measure.of(row), row.mem_len, report.name)
-            for report in reports
-            for row in report.rows_of(borders)
-        ),
-    )
+    levels = []
+    for report in reports:
+        for row in report.rows_of(borders):
+            levels.append((measure.of(row), row.mem_len, report.name))
+    best = min(levels)
     value, mem_len, name = best
     what = f"lowest {measure.name} is that of {name}: {number(value)} with {memory(mem_len)}"
     if borders == "aside":

@@ -3,14 +3,27 @@
 Source: GTrXL, Parisotto et al. 2020 (arXiv 1910.06764), sec. 3.2.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import ModelConfig
+from txl.config import ModelConfig, PartSettings, option
 from txl.ops.linear import Linear
+from txl.registry import NoSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasSettings(PartSettings):
+    """Of gates with a bias."""
+
+    gate_bias: float = option(
+        2.0,
+        "what the bias of gates begins at: the larger, the nearer is a layer to one that does"
+        " nothing",
+    )
 
 
 class Gate(nn.Module):
@@ -22,8 +35,7 @@ class Gate(nn.Module):
     LayerNorm before the sub-layer only (`pre_lnorm`), ReLU after it.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ()
-    """Fields of `ModelConfig` that only it reads."""
+    Settings: ClassVar[type[Any]] = BiasSettings
     matrices: tuple[int, ...]
     """Of each product, how many (D, D) matrices stand below each other in it."""
     is_biased = True
@@ -32,7 +44,7 @@ class Gate(nn.Module):
         super().__init__()
         d_model = config.d_model
         self.nets = nn.ModuleList(Linear(d_model, n * d_model, bias=False) for n in self.matrices)
-        self.initial = config.gate_bias
+        self.initial = config.settings(BiasSettings).gate_bias
         if self.is_biased:
             self.b_D = nn.Parameter(torch.full((d_model,), self.initial))
 
@@ -56,6 +68,7 @@ class InputGate(Gate):
     The paper gives it no bias: the stream begins at half of itself at each gate.
     """
 
+    Settings = NoSettings
     matrices = (1,)
     is_biased = False
 

@@ -80,8 +80,9 @@ def main(argv: Sequence[str]) -> int:
         print_line(f"| {WORDS[request]}; started again, the study goes on from here")
         return STATUS[request]
     findings = Findings.of(study, runs, noted, failed)
-    print_line("\n" + in_words(study, findings))
-    for path in write_report(study, findings, folder):
+    said = in_words(study, findings)
+    print_line(f"\n{said}")
+    for path in write_report(study, findings, folder, said):
         print_line(f"| written: {path}")
     if failed:
         return 1

@@ -9,7 +9,7 @@ reported and corrected for, too, once readings of it are there.
 import hashlib
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,15 +78,16 @@ def note_contrasts(study: Study, runs: Path, folder: Path) -> list[Noted]:
     known = {}
     for one in before:
         known[json.dumps(one.content, sort_keys=True)] = one
+    made = evaluations_made(study, runs)
     for name, contrast in study.contrasts.items():
         of = list(map(list, contrast[0]))
         against = list(map(list, contrast[1]))
-        n_reading = readings_made(study, contrast, runs)
+        n_reading = readings_made(study, contrast, made)
         new = Noted(name, of, against, study.metric, n_reading, time.strftime("%Y-%m-%d"))
         old = known.pop(json.dumps(new.content, sort_keys=True), None)
         noted.append(new if old is None else Noted(**{**asdict(old), "is_asked": True}))
     for old in known.values():
-        if readings_made(study, old.contrast, runs):
+        if readings_made(study, old.contrast, made):
             noted.append(Noted(**{**asdict(old), "is_asked": False}))
     if noted != before:
         write_json(
@@ -120,17 +121,25 @@ def _damaged(path: Path, why: object) -> UsageError:
     return UsageError(f"{path}: damaged or changed ({why}); restore it, or name another --folder")
 
 
-def readings_made(study: Study, contrast: Contrast, runs: Path) -> int:
-    """How many of the readings of a contrast have been made, over all seeds."""
+def evaluations_made(study: Study, runs: Path) -> list[tuple[str, Collection[str]]]:
+    """The run of each task, and the names of its evaluations that have been made."""
+    return [(task.variant, finished(task).get("evaluations", {})) for task in tasks(study, runs)]
+
+
+def readings_made(
+    study: Study, contrast: Contrast, made: Sequence[tuple[str, Collection[str]]]
+) -> int:
+    """How many of the readings of a contrast have been made, over all seeds.
+
+    Args:
+        made: see `evaluations_made`.
+    """
     readings = {*contrast.of, *contrast.against}
     n_made = 0
-    for task in tasks(study, runs):
+    for variant, evaluations in made:
         columns = []
         for run, column in readings:
-            if run == task.variant:
+            if run == variant:
                 columns.append(column)
-        if not columns:
-            continue
-        made = finished(task).get("evaluations", {})
-        n_made += sum(study.evaluation_of(column) in made for column in columns)
+        n_made += sum(study.evaluation_of(column) in evaluations for column in columns)
     return n_made

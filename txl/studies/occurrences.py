@@ -25,7 +25,7 @@ from txl.studies import tables
 from txl.studies.columns import column_names
 from txl.studies.plan import Study, Task, read_study, slug, tasks, words
 from txl.studies.runner import TRAINING, finished
-from txl.studies.statistics import ALPHA, mean_and_spread
+from txl.studies.statistics import half_width, mean_and_spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,10 +256,8 @@ def _interval(differences: Sequence[float]) -> tuple[float, float] | None:
     mean, spread = mean_and_spread(differences)
     if spread is None:
         return None
-    from scipy.stats import t  # an extra
-
     n = len(differences)
-    half = float(t.ppf(1 - ALPHA / 2, n - 1)) * spread / n**0.5
+    half = half_width(spread / n**0.5, n - 1)
     return mean - half, mean + half
 
 

@@ -84,9 +84,15 @@ def draw_distances(rows: Sequence[Row]) -> "Figure | None":
         # a row has its colour of the other picture
         for i, row in enumerate(row for row in rows if row.runs):
             if mine := bins.get((row.name, column)):
-                place = [centre(one.first, one.last) for one in mine]
-                low = [one.mean - (one.deviation or 0) for one in mine]
-                high = [one.mean + (one.deviation or 0) for one in mine]
+                place = []
+                for one in mine:
+                    place.append(centre(one.first, one.last))
+                low = []
+                for one in mine:
+                    low.append(one.mean - (one.deviation or 0))
+                high = []
+                for one in mine:
+                    high.append(one.mean + (one.deviation or 0))
                 axes.plot(
                     place,
                     [one.mean for one in mine],

@@ -203,7 +203,9 @@ def read_study(path: Path) -> Study:
 
 def _require_common_seeds(path: Path, study: Study) -> None:
     for name, contrast in study.contrasts.items():
-        sides = {run for run, _ in (*contrast.of, *contrast.against)}
+        sides = set()
+        for run, _ in (*contrast.of, *contrast.against):
+            sides.add(run)
         common = set.intersection(*(set(study.seeds_of(run)) for run in sides))
         require(
             bool(common),

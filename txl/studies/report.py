@@ -34,6 +34,7 @@ class Findings:
     """What is known of a study.
 
     Attributes:
+        comparisons: its contrasts, or its rows with the baseline, see `compared`.
         noted: its contrasts, as they were noted.
         searches: of each variant, the losses of the values that a search has tried; infinite: it
             diverged.
@@ -41,6 +42,7 @@ class Findings:
     """
 
     rows: Sequence[Row]
+    comparisons: Sequence[Comparison]
     noted: Sequence[Noted] = ()
     searches: Mapping[str, Mapping[float, float]] = dataclasses.field(default_factory=dict)
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -50,25 +52,29 @@ class Findings:
         study: Study, runs: Path, noted: Sequence[Noted], failed: Mapping[str, str]
     ) -> "Findings":
         """All that is done so far in a folder of trainings."""
-        return Findings(rows_of(study, runs), noted, searches_of(study, runs), failed)
+        rows = rows_of(study, runs)
+        return Findings(rows, compared(study, rows, noted), noted, searches_of(study, runs), failed)
 
 
-def write_report(study: Study, findings: Findings, folder: Path) -> list[Path]:
+def write_report(study: Study, findings: Findings, folder: Path, said: str) -> list[Path]:
     """Write the report into a folder, each file whole or not at all; returns their paths. Raises
     `UsageError` if the folder holds a report of more runs, which stays as it is.
+
+    Args:
+        said: the findings, `in_words`.
     """
     rows = findings.rows
     _require_no_less(rows, folder / JSON)
-    comparisons = compared(study, rows, findings.noted)
+    comparisons = findings.comparisons
     texts = {
-        "table.md": in_words(study, findings),
+        "table.md": said,
         "table.csv": tables.as_csv(tables.numbers(rows)),
         "curves.csv": tables.as_csv(tables.curves(rows)),
         "distances.csv": tables.as_csv(tables.distances(rows)),
         "comparisons.csv": tables.as_csv(tables.comparisons_table(study, comparisons)),
         "table.tex": tables.as_latex(tables.figures_table(study, rows)),
         "comparisons.tex": tables.as_latex(tables.comparisons_table(study, comparisons)),
-        JSON: json_text(as_json(study, findings, comparisons)),
+        JSON: json_text(as_json(study, findings)),
     }
     paths = [folder / name for name in texts]
     for path, text in zip(paths, texts.values(), strict=True):
@@ -81,9 +87,9 @@ def in_words(study: Study, findings: Findings) -> str:
     rows = findings.rows
     noted = findings.noted
     parts = [f"# {study.title}", tables.as_markdown(tables.figures_table(study, rows))]
-    if comparisons := compared(study, rows, noted):
-        parts.append(tables.as_markdown(tables.comparisons_table(study, comparisons)))
-        parts += _about(study, comparisons, noted)
+    if findings.comparisons:
+        parts.append(tables.as_markdown(tables.comparisons_table(study, findings.comparisons)))
+        parts += _about(study, findings.comparisons, noted)
     parts += [_about_rerun(one) for one in reruns_of(rows)]
     if study.search is not None:
         parts.append(tables.as_markdown(tables.search_table(study.search, findings.searches)))
@@ -175,9 +181,7 @@ def _require_no_less(rows: Sequence[Row], path: Path) -> None:
         )
 
 
-def as_json(
-    study: Study, findings: Findings, comparisons: Sequence[Comparison]
-) -> dict[str, object]:
+def as_json(study: Study, findings: Findings) -> dict[str, object]:
     """Every figure, with the flags of each run, its source, and the versions that wrote this."""
     noted = findings.noted
     return {
@@ -194,7 +198,9 @@ def as_json(
             for name, losses in findings.searches.items()
             if losses
         },
-        "comparisons": [dataclasses.asdict(c) | {"verdict": c.verdict} for c in comparisons],
+        "comparisons": [
+            dataclasses.asdict(c) | {"verdict": c.verdict} for c in findings.comparisons
+        ],
         "failed": dict(findings.failed),
     }
 

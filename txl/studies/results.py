@@ -338,7 +338,9 @@ def _cells(
     run: str, factors: Mapping[str, float], losses: Losses
 ) -> dict[tuple[str, int], list[float]]:
     """What is compared of a variant, by variant and seed, of the seeds that have all columns."""
-    columns = [losses.get((run, column), {}) for column in factors]
+    columns = []
+    for column in factors:
+        columns.append(losses.get((run, column), {}))
     cells = {}
     for seed in columns[0]:
         if all(seed in by_seed for by_seed in columns):
@@ -393,7 +395,10 @@ def reruns_of(rows: Sequence[Row]) -> list[Rerun]:
     """The trainings that were run again, with what came out otherwise."""
     found = []
     for row in rows:
-        first = {run.seed: run for run in row.runs if not run.is_rerun}
+        first = {}
+        for run in row.runs:
+            if not run.is_rerun:
+                first[run.seed] = run
         for again in row.runs:
             if again.is_rerun and again.seed in first:
                 one = first[again.seed]

@@ -17,8 +17,9 @@ from tqdm import tqdm
 
 from txl.cli.flags import read_flags
 from txl.config import Context, ModelConfig, UsageError, build
-from txl.data_utils.datasets import DataConfig
+from txl.data_utils.datasets import DATA_SETS, DataConfig
 from txl.evaluation.config import EVAL, SCORE
+from txl.evaluation.conventions import DEALING
 from txl.evaluation.report import write_json
 from txl.files import not_through_a_link, require_no_link
 from txl.runtime.lock import Lock
@@ -230,10 +231,8 @@ def keeps_losses(flags: Flags, of_training: Flags) -> bool:
     """Whether the tokens of an evaluation have a place in a split: those of --text and of sentences
     that are dealt to streams have none.
     """
-    dealt = of_training.get("dataset") == "lm1b" and flags.get("convention") in (
-        "original",
-        "huggingface",
-    )
+    data_set = DATA_SETS[str(of_training.get("dataset", DataConfig.dataset))]
+    dealt = data_set.has_sentences and flags.get("convention") in DEALING
     return "text" not in flags and not dealt
 
 

@@ -152,7 +152,7 @@ def comparison(run: str, column: str, seeds: int, found: Estimate | None) -> Com
         return Comparison(run, column, seeds, found.difference)
     from scipy.stats import t  # an extra
 
-    half = float(t.ppf(1 - ALPHA / 2, found.freedom)) * found.error
+    half = half_width(found.error, found.freedom)
     if found.error:
         p = float(2 * t.sf(abs(found.difference) / found.error, found.freedom))
     else:
@@ -169,6 +169,13 @@ def comparison(run: str, column: str, seeds: int, found: Estimate | None) -> Com
         freedom=found.freedom,
         error=found.error,
     )
+
+
+def half_width(error: float, freedom: int) -> float:
+    """Half of the interval, by Student's t, of what has this standard error."""
+    from scipy.stats import t  # an extra
+
+    return float(t.ppf(1 - ALPHA / 2, freedom)) * error
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:

@@ -60,7 +60,9 @@ class WeightAverage:
         """Take in the weights after update `n_update`."""
         if self._average:
             decay = min(self._decay, (1 + n_update) / (10 + n_update))
-            weights = [p.detach() for p in self._model.parameters()]
+            weights = []
+            for p in self._model.parameters():
+                weights.append(p.detach())
             torch._foreach_lerp_(self._average, weights, 1 - decay)  # type: ignore[attr-defined]  # no public form
 
     @contextmanager

@@ -22,6 +22,7 @@ from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.linear import linear
 from txl.ops.linear_cross_entropy import BUDGET
+from txl.registry import ATTENTION_RULES
 from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.resources import available_bytes, resident_bytes
 from txl.stacks.chunked import compute_in_chunks
@@ -145,7 +146,9 @@ def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ran
     """Raise `UsageError` if weights of this shape are too large for this machine, without
     allocating them.
     """
-    models = [model_without_values(of_layers(shape, n)) for n in (1, 2)]
+    models = []
+    for n in (1, 2):
+        models.append(model_without_values(of_layers(shape, n)))
 
     def of_all(*of_models: int) -> int:
         one, two = of_models
@@ -225,8 +228,8 @@ def run_layer(
     weight = layer.attn.v_net.weight
     rule = layer.memory
     n_new = -(-(context.tgt_len + context.ext_len) // n_part)
-    # others leave nothing
-    context = dataclasses.replace(context, lookup_len=min(context.lookup_len, shape.lookup_k))
+    for settings in shape.of_parts():
+        context = settings.enough(context)
     was_training = layer.training
     was_recomputed = layer.recompute
     layer.train()
@@ -250,7 +253,10 @@ def run_layer(
 
 def of_layers(shape: ModelConfig, n_layer: int) -> ModelConfig:
     """The configuration of a model of fewer layers."""
-    return dataclasses.replace(shape, n_layer=n_layer, lookup_layer=-1)
+    own: dict[str, Any] = {}
+    for settings in shape.of_parts():
+        own |= vars(settings.of_any_depth())
+    return dataclasses.replace(shape, n_layer=n_layer, **own)
 
 
 def positions_before(shape: ModelConfig, context: Context) -> int:
@@ -305,10 +311,9 @@ def require_memory(needed: dict[str, int], ranks: Ranks) -> None:
 
 def _pairs(shape: ModelConfig, n_key: int) -> int:
     """Scores per query and head, or what the attention rule computes in their place."""
-    if shape.attention == "performer":
-        return 2 * shape.n_feature
-    if shape.attention == "lsh":
-        return 2 * shape.lsh_round * shape.lsh_reach
+    rule = ATTENTION_RULES[shape.attention]
+    if hasattr(rule, "n_product"):
+        return rule.n_product(shape)
     return n_key
 
 

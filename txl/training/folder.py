@@ -217,7 +217,8 @@ def _require_free(folder: Path, *, overwrite: bool) -> None:
 def _require_agreement(checkpoint: Checkpoint, folder: Path, typed: dict[str, Any]) -> None:
     record = checkpoint.record
     train = saved_settings(checkpoint)
-    was = {**record.get("data", {}), **train, **record["context"], **record["model"]}
+    model = record["model"]
+    was = {**record.get("data", {}), **train, **record["context"], **model, **model.get("own", {})}
     for name, asked in typed.items():
         if isinstance(asked, tuple):
             asked = list(asked)

@@ -31,9 +31,10 @@ def require_disk(
     n = min(config.keep_last + 2, -(-n_step // interval))
 
     def check() -> None:
-        held = sum(
-            path.stat().st_size for path in folder.glob("step_*/*") if not path.parent.is_symlink()
-        )
+        held = 0
+        for path in folder.glob("step_*/*"):
+            if not path.parent.is_symlink():
+                held += path.stat().st_size
         free = shutil.disk_usage(folder).free
         require(
             n * one <= free + held,

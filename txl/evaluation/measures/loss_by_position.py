@@ -72,10 +72,9 @@ class LossByPosition:
             self._starts = torch.from_numpy(begins)
             self._edges["distance"] = log_edges(int(np.diff(begins, append=n_token).max()) - 1)
         self._sums: dict[str, Tensor] = {}
-        self._counts = {
-            name: torch.zeros(len(edges) - 1, dtype=torch.int64)
-            for name, edges in self._edges.items()
-        }
+        self._counts = {}
+        for name, edges in self._edges.items():
+            self._counts[name] = torch.zeros(len(edges) - 1, dtype=torch.int64)
         self._bins_N: deque[dict[str, Tensor]] = deque()
 
     def segments(self, segments: Segments, first_B: np.ndarray) -> Segments:

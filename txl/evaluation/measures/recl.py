@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from txl.config import Context
-from txl.evaluation.reading import Segments
+from txl.evaluation.reading import Segments, hidden_segments
 from txl.inference.frozen import Frozen
 from txl.model.transformer import TransformerXL
 from txl.runtime.log import perplexity
@@ -148,19 +148,16 @@ def losses_by_context(
     """
     nats_CP = np.full((len(lengths), n_token - lengths[-1]), np.nan, dtype=np.float32)
     device = model.device
-    frozen = Frozen(model)
     was_training = model.training
     model.eval()
     with torch.no_grad():
         for first_B, segments in windows:
-            memory = frozen.fresh_memory(len(first_B))
             seen = 0  # tokens of the window before this segment
-            for input_BT, target_BT, _ in segments:
-                hidden_BTD, memory = frozen(input_BT.to(device), memory, context)
+            for hidden_BTD, target_BT, _ in hidden_segments(Frozen(model), segments, context):
                 n_new = target_BT.shape[1]
                 column_W, length_W = _wanted(seen, n_new, lengths, every)
                 if len(column_W):
-                    hidden_BWD = hidden_BTD[:, -n_new:][:, torch.from_numpy(column_W).to(device)]
+                    hidden_BWD = hidden_BTD[:, torch.from_numpy(column_W).to(device)]
                     target_BW = target_BT[:, torch.from_numpy(column_W)]
                     nll_BW = model.softmax.nll(hidden_BWD, target_BW).float().cpu().numpy()
                     _place(
@@ -201,7 +198,9 @@ def table(result: Recl, names: Sequence[str]) -> str:
     width = max(len("run"), *map(len, names))
     lines = [f"{'run':<{width}} " + " ".join(f"{f'r = {share}':>9}" for share in result.shares)]
     for i, name in enumerate(names):
-        found = [result.of(i, k) for k in range(len(result.shares))]
+        found = []
+        for k in range(len(result.shares)):
+            found.append(result.of(i, k))
         cells = []
         for length in found:
             cells.append(str(length) if length is not None else f">= {result.lengths[-1]}")

@@ -145,12 +145,17 @@ def read_losses(path: Path) -> list[TokenLosses]:
             for name, value in about.items():
                 if name not in ("format", "rows"):
                     how[name] = value
+            splits = {row["split"] for row in about["rows"]}
+            # each access inflates an array anew
+            ids = {}
+            for split in splits:
+                ids[split] = arrays[f"ids_{split}"]
             return [
                 TokenLosses(
                     row["split"],
                     row["context"],
                     row["added"],
-                    arrays[f"ids_{row['split']}"],
+                    ids[row["split"]],
                     arrays[f"nats_{i}"],
                     arrays[f"visible_{i}"],
                     how,

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from txl.config import Context, UsageError
 from txl.evaluation.config import DynamicConfig
-from txl.evaluation.reading import Segments, of_counted
+from txl.evaluation.reading import Segments, of_counted, predicted_segments
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 
@@ -133,20 +133,35 @@ def gradient_statistics(model: TransformerXL, segments: Segments, context: Conte
     A segment's gradient is that of its mean loss over all streams, so use as many streams as in the
     evaluation.
     """
-    squares = {}
-    for name, p in model.named_parameters():
-        squares[name] = torch.zeros_like(p, requires_grad=False)
-    device = model.device
-    memory = None
-    n_segment = 0
-    for input_BT, target_BT, counted_BT in segments:
-        if memory is None:
-            memory = _fresh(model, len(input_BT))
-        *_, memory = _scored(input_BT.to(device), target_BT.to(device), memory, context)
+    sums = _SquaredGradients(model)
+    n_segment = sum(1 for _ in predicted_segments(sums, segments, context, model.device))
+    return {name: square / n_segment for name, square in sums.squares.items()}
+
+
+class _SquaredGradients:
+    """A predictor that adds up the squares of each segment's gradient, and leaves its weights as
+    they are.
+    """
+
+    def __init__(self, model: TransformerXL) -> None:
+        self._model = model
+        self.squares: Weights = {}
+        for name, p in model.named_parameters():
+            self.squares[name] = torch.zeros_like(p, requires_grad=False)
+
+    def fresh_memory(self, batch_size: int) -> Adapted:
+        return _fresh(self._model, batch_size)
+
+    def nll(
+        self, input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context
+    ) -> tuple[Tensor, Adapted]:
+        nll_BT, _, after = _scored(input_BT, target_BT, memory, context)
+        return nll_BT, after
+
+    def learn(self, memory: Adapted, counted_BT: Tensor | None) -> Adapted:
         for name, gradient in _gradients(memory, counted_BT).items():
-            squares[name].addcmul_(gradient, gradient)
-        n_segment += 1
-    return {name: square / n_segment for name, square in squares.items()}
+            self.squares[name].addcmul_(gradient, gradient)
+        return memory._replace(scored=None)
 
 
 def _fresh(model: TransformerXL, batch_size: int) -> Adapted:

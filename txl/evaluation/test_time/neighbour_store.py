@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.evaluation.reading import Segments, of_counted
+from txl.evaluation.reading import Segments, hidden_segments, of_counted
 from txl.files import errors_naming, folder_written_whole, require_readable
 from txl.inference.frozen import Frozen
 from txl.model.transformer import TransformerXL
@@ -68,7 +68,10 @@ def open_store(
             f"--knn_store {folder}: no store of hidden states; name a new folder"
         ) from None
     ours = {**json.loads(json.dumps(source)), "format": FORMAT}
-    other = [name for name in ours if theirs.get(name) != ours[name]]
+    other = []
+    for name in ours:
+        if theirs.get(name) != ours[name]:
+            other.append(name)
     if other:
         raise UsageError(
             f"--knn_store {folder}: made from another {other[0].replace('_', ' ')}; "
@@ -154,16 +157,9 @@ def _pairs(
     """Hidden states and the words they predict, (L, D) and (L,), of the scored tokens of each
     segment.
     """
-    frozen = Frozen(model)
-    device = model.device
-    memory = None
     # a store serves evaluations in all dtypes
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        for input_BT, target_BT, counted_BT in segments:
-            if memory is None:
-                memory = frozen.fresh_memory(len(input_BT))
-            hidden_BTD, memory = frozen(input_BT.to(device), memory, context)
-            hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
+    with torch.autocast(model.device.type, enabled=False):
+        for hidden_BTD, target_BT, counted_BT in hidden_segments(Frozen(model), segments, context):
             yield of_counted(hidden_BTD, counted_BT), of_counted(target_BT, counted_BT)
 
 
