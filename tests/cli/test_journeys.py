@@ -29,7 +29,9 @@ SENTENCES = ROOT / "tests" / "golden" / "data" / "text" / "lm1b"
 LINES = [f"the small text {i} has lines of words, {i % 5} and more \u00e4\n" for i in range(120)]
 BYTES = "".join(f"<page n={i % 7}>\n\u00e4 [[link]] {'and' if i % 3 else 'or'} more\n" for i in range(90)).encode()
 LETTERS = b" the small text of letters" * 100
-SHARDS = "--data shards --held_out 0.1 --split_seed 3 --documents blank --reset document --max_step 2"
+SHARDS = (
+    "--data shards --held_out 0.1 --held_out_by document --split_seed 3 --documents blank --reset document --max_step 2"
+)
 TUNED = "--dataset text --lr 1e-12 --max_step 1"
 """One update that changes next to nothing."""
 
@@ -256,7 +258,8 @@ def test_a_folder_of_shards_is_trained_on_evaluated_scored_and_continued(here: H
     assert "| documents by blank (as asked): " in said
     assert "valid and test: 0.1 each, seed 3" in said
     found = here.row("eval --work_dir new --data shards --split valid --reset document")
-    whole = DataConfig(data="shards", dataset="bytes", documents="blank", held_out=0.1, split_seed=3)
+    how = {"held_out": 0.1, "held_out_by": "document", "split_seed": 3}
+    whole = DataConfig(data="shards", dataset="bytes", documents="blank", **how)
     text = b"".join(Corpus(whole).documents("valid")).decode()
     assert -12 < found["characters"] - len(text) < 0  # the first token is not predicted
     assert found["words"] + found["lines"] in {len(text.split()) + text.count("\n") - i for i in (0, 1)}

@@ -27,6 +27,7 @@ try:
     from backports import zstd as zstd_library
 except ImportError:
     zstd_library = None
+HASHED = {"held_out_by": "document"}
 TEXTS = [f"the document number {i} has words\nin two lines {i % 7}\n" for i in range(60)]
 
 
@@ -112,11 +113,11 @@ def test_neither_shards_nor_their_order_decide_where_a_document_goes(tmp_path: P
         (tmp_path / name).mkdir()
         for i, part in enumerate(texts):
             (tmp_path / name / f"{i}.txt").write_text("\n".join(part) + "\n")
-    one, two = (open_any(tmp_path / name) for name in ("one", "two"))
+    one, two = (open_any(tmp_path / name, **HASHED) for name in ("one", "two"))
     for split in ("train", "valid", "test"):
         assert sorted(documents(one, split)) == sorted(documents(two, split))
-    assert documents(open_any(tmp_path / "one", split_seed=1), "valid") != documents(one, "valid")
-    assert one.note.endswith("valid and test: 0.1 each, seed 0")
+    assert documents(open_any(tmp_path / "one", split_seed=1, **HASHED), "valid") != documents(one, "valid")
+    assert "valid and test: 0.1 each, seed 0, documents from all over" in one.note
 
 
 def test_a_text_of_few_documents_has_all_splits_and_one_of_fewer_is_refused(tmp_path: Path) -> None:
@@ -281,7 +282,7 @@ def test_white_space_around_a_document_does_not_decide_where_it_goes(tmp_path: P
     ways = ["\n", "\n\n\n", "\r\n \r\n", " \n\n"]
     texts = [text.replace("\n", "\r\n" if "\r" in end else "\n") + end for end in ways for text in TEXTS]
     (tmp_path / "my.txt").write_bytes("".join(texts).encode())
-    corpus = open_any(tmp_path, documents="blank")
+    corpus = open_any(tmp_path, documents="blank", **HASHED)
     found = {split: {" ".join(text.split()) for text in documents(corpus, split)} for split in ("train", "valid")}
     assert len(documents(corpus, "valid")) % len(ways) == 0 < len(found["valid"])
     assert not found["train"] & found["valid"]
@@ -292,7 +293,7 @@ def test_documents_go_where_they_went_before(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("\n".join(TEXTS) + "\n")
     places = [hashlib.blake2b(f"{text}\n".encode(), digest_size=8, key=b"0").digest() for text in TEXTS]
     expected = [int(int.from_bytes(place) / 2**64 / 0.1) for place in places]
-    corpus = open_any(tmp_path)
+    corpus = open_any(tmp_path, **HASHED)
     for i, split in enumerate(("valid", "test")):
         assert documents(corpus, split) == [t.strip() for t, to in zip(TEXTS, expected, strict=True) if to == i]
 
@@ -300,7 +301,8 @@ def test_documents_go_where_they_went_before(tmp_path: Path) -> None:
 def test_the_rule_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(TEXTS[:9]))  # without blank lines
     (tmp_path / "b.txt").write_bytes(blank())
-    one, two = (open_any(*(tmp_path / name for name in names)) for names in (["a.txt", "b.txt"], ["b.txt", "a.txt"]))
+    orders = (["a.txt", "b.txt"], ["b.txt", "a.txt"])
+    one, two = (open_any(*(tmp_path / name for name in names), **HASHED) for names in orders)
     assert one.note == two.note
     assert one.note.startswith("documents by blank")
     for split in ("train", "valid", "test"):
@@ -408,7 +410,7 @@ def test_many_pieces_are_one_document(tmp_path: Path, monkeypatch: pytest.Monkey
     texts = [f"{i} {LONG}\u00e4\u6771\n" for i in range(12)]
     (tmp_path / "my.txt").write_text("".join(texts))
     size = {"vocab_size": 300} if dataset == "bpe" else {}
-    corpus = open_any(tmp_path, dataset=dataset, documents="row", **size)
+    corpus = open_any(tmp_path, dataset=dataset, documents="row", **size, **HASHED)
     assert sorted(documents(corpus)) == sorted(text.strip() for text in texts)
     for split in ("train", "valid", "test"):
         assert len(corpus.document_starts(split)) == len(documents(corpus, split))
