@@ -34,6 +34,7 @@ CLASSES = {
     "generate": (GenerateConfig,),
     "estimate": (ClusterConfig, TrainConfig, ModelConfig, Context, DataConfig),
 }
+PRESETS_OF: dict[str, Any] = {"train": "train", "estimate": "train", "eval": "eval", "generate": "generate"}
 CONFIGS = (*CLASSES["train"], *EVAL, ScoreConfig, ReclConfig, GenerateConfig, ClusterConfig)
 
 PUBLISHED = Path(__file__).with_name("published_flags.txt").read_text()
@@ -52,7 +53,7 @@ REFUSED_OF_NVIDIA = (
 
 
 def read(entry: str, *argv: str) -> dict[str, Any]:
-    return read_flags(argv, *CLASSES[entry], description="")
+    return read_flags(argv, *CLASSES[entry], description="", presets=PRESETS_OF.get(entry))
 
 
 def arrived(entry: str, line: str) -> dict[str, Any]:
@@ -300,7 +301,8 @@ def test_help_says_what_the_program_is_for_and_lists_every_flag_those_used_most_
     assert (outcome.status, outcome.err) == (0, "")
     assert (entry_points[entry].__doc__ or "").splitlines()[0] in outcome.out
     listed = set(re.findall(r"^  (--\w+)", outcome.out, flags=re.MULTILINE))
-    assert flags_of(CLASSES[entry]) | {"--help", "--plugin"} == listed
+    common = {"--help", "--plugin", *(["--preset"] if entry in PRESETS_OF else [])}
+    assert flags_of(CLASSES[entry]) | common == listed
     flags = [f for config in CLASSES[entry] for f in fields(config) if f.metadata.get("flag", True)]
     assert [f.name for f in flags if not f.metadata.get("help", "").strip()] == []
     groups = re.findall(r"^(\S.*):\n  --", outcome.out, flags=re.MULTILINE)

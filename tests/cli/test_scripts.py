@@ -58,7 +58,7 @@ def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(tm
     _, _, (train, evaluation, generation) = run(tmp_path, f"demo {flags}")
     assert train.endswith(flags)
     assert "--overwrite" not in train
-    assert " --work_dir=mine --split test " in evaluation
+    assert " --work_dir=mine --preset demo" in evaluation
     assert " --work_dir=mine --prompt " in generation
     _, _, (train, *_) = run(tmp_path, "demo")
     assert "--overwrite" in train
@@ -87,7 +87,7 @@ def test_hosts_that_come_and_go_resume_the_run(tmp_path: Path) -> None:
 def test_an_estimate_has_the_flags_of_the_training_and_data_go_to_where_they_are_read(tmp_path: Path) -> None:
     _, _, (call,) = run(tmp_path, "estimate large --gpus 64")
     assert call.startswith("-m txl estimate --data ")
-    assert "--d_model 1024" in call
+    assert "--preset wt103-large" in call
     assert call.endswith("--gpus 64")
     names = {"run_wt103.sh": ("wt103", "wikitext-103"), "scripts/run_lm1b.sh": ("lm1b", "one-billion-words")}
     for script, (name, folder) in names.items():

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
+from txl.cli.presets import PRESETS, Entry, words_of
 from txl.config import ModelConfig, UsageError, require
 from txl.data_utils.datasets import DATA_SETS
 from txl.model.axes import readers
@@ -30,6 +31,8 @@ _CHOICES = {
     "dataset": DATA_SETS,
 }
 
+_PRESET_HELP = "settings by name, over which typed flags win; txl/cli/presets.py has them"
+
 
 def require_utf8(words: Iterable[str]) -> None:
     """Raise `UsageError` if a word of a command line is no text, which names of files need not be."""
@@ -44,9 +47,11 @@ def read_flags(
     description: str,
     first: Sequence[str] = (),
     elsewhere: Mapping[str, Sequence[type]] = MappingProxyType({}),
+    presets: Entry | None = None,
 ) -> Typed:
     """The typed flags as {field: value}; --help lists the fields in `first` first. Raises `UsageError` on unknown or
     refused flags, and on values of the wrong type; `elsewhere` says why flags of other programs are not read here.
+    `presets` names the flags of a preset that --preset stands for; they count as typed, and those that are typed win.
 
     Dashes and underscores in flag names are equivalent. A bool field `x` makes the flags --x and --no_x.
     """
@@ -59,6 +64,9 @@ def read_flags(
         usage="%(prog)s [--flag value] ...",
     )
     _add_flags(parser, classes, first)
+    if presets is not None:
+        names = [name for name, preset in PRESETS.items() if getattr(preset, presets)]
+        parser.add_argument("--preset", choices=names, default=argparse.SUPPRESS, help=_PRESET_HELP)
     known = {option for option in parser._option_string_actions if option.startswith("--")}
     add_legacy_flags(parser, known)
     typed, unknown = parser.parse_known_args([_underscored(word) for word in argv])
@@ -68,6 +76,9 @@ def read_flags(
             require(name not in {f.name for cls in others for f in fields(cls)}, f"--{name} {why}; leave it out")
         raise UsageError(_unknown_message(unknown, known))
     values = vars(typed)
+    preset = values.pop("preset", None)
+    if preset is not None and presets is not None:
+        values = vars(parser.parse_args(words_of(preset, presets, values))) | values
     answer_legacy_flags(values)
     if values.get("clamp_len") == 0:
         print("note: --clamp_len 0 is off, as in the 2019 code", file=sys.stderr)

@@ -49,7 +49,7 @@ _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 def main(argv: Sequence[str]) -> int:
     """Train, from a checkpoint or from the beginning; returns the exit status."""
     configs = (DataConfig, TrainConfig, ModelConfig, Context)
-    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED, presets="train")
     asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
     keep_freed_memory()
     run_folder = Path(asked.work_dir)
