@@ -212,6 +212,7 @@ def test_a_typed_flag_wins_over_the_checkpoint_and_that_over_the_default(here: H
 
 BOUNDS = {
     "above 0 and at most 1 and finite": "decay_rate mfu",
+    "above 0 and at most 1e+07 and finite": "minutes",
     "above 0 and at most 1e+09 and finite": "timeout_s",
     "above 0 and below 0.5 and finite": "held_out",
     "above 0 and below 1 and finite": "cache_lambda knn_lambda",

@@ -59,6 +59,7 @@ def launch(name: str) -> None:
         # they ask a run to save and stop: blocked until the training handles them, or they would kill the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     _use_own_environment()
+    import_module("txl.runtime.clock").note_launch()
     if not _WAITING & os.environ.keys():  # read by OpenMP when torch is imported
         os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
     before = signal.getsignal(signal.SIGINT)

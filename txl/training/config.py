@@ -31,6 +31,13 @@ class TrainConfig(Checked):
     overwrite: bool = option(False, "start over in a directory that holds a run; its checkpoints are deleted")
     seed: int = option(1111, "random seed", **SEED)
     max_step: int = option(100000, "number of updates", minimum=1)
+    minutes: float | None = option(
+        None,
+        "train for this time in all, from the start of the program to the end of the last evaluation, in place of "
+        "--max_step updates: the learning rate follows the clock, and an evaluation comes at every tenth",
+        above=0,
+        maximum=1e7,
+    )
     max_hours: float | None = option(None, "save and stop this many hours after this start", above=0)
     log_interval: int = option(200, "updates between two log lines", minimum=1)
     save_interval: int | None = option(None, "updates between two checkpoints (not given: --eval_interval)", minimum=1)
@@ -191,6 +198,10 @@ class TrainConfig(Checked):
         require(
             not (self.resume and self.overwrite), "--resume and --overwrite: continue, or start over; drop one of them"
         )
+
+        by_update = "sets the rate by updates, --minutes by the clock; drop one of them"
+        as_in_2019 = self.minutes is not None and self.warmup_convention == "original"
+        require(not as_in_2019, f"--warmup_convention original: {by_update}")
 
     @property
     def n_part(self) -> int:

@@ -35,7 +35,7 @@ OF_ONE_START = ("work_dir", "resume", "overwrite", "max_hours")
 """Settings that a resumed run does not inherit."""
 FREE_WHEN_RESUMING = {
     *OF_ONE_START,
-    *("max_step", "max_step_scheduler", "log_interval", "eval_interval", "save_interval", "keep_last"),
+    *("minutes", "max_step", "max_step_scheduler", "log_interval", "eval_interval", "save_interval", "keep_last"),
     *("max_eval_steps", "on_nonfinite", "max_nonfinite", "target_perplexity", "target_throughput", "timeout_s"),
     *("swap_mem", "recompute", "ff_chunk", "compile", "attn_impl", "device", "local_batch_size", "data", "cache_dir"),
     *("eval_test", "sample_length", "shard", "async_save", "attn_keep_mib"),
