@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2034,SC2154 # launch.sh reads what is set here, and sets root and python
-# WikiText-103: train, evaluate and generate; `demo` does all three on Python's bundled documentation.
+# WikiText-103: train, evaluate and generate; `demo` does all three on Python's bundled documentation, `try` on any text.
 set -euo pipefail
 
 script=run_wt103.sh name=wt103
@@ -8,6 +8,7 @@ script=run_wt103.sh name=wt103
 source "$(dirname "$0")/scripts/launch.sh"
 
 first_line="run_wt103.sh demo                     [flags of train.py]
+       run_wt103.sh try TEXT                 [--minutes 5] [flags of train.py]
        "
 text_is=" (train.txt, valid.txt, test.txt)"
 data=(--data "$root/data/wikitext-103" --dataset wt103)
@@ -31,6 +32,11 @@ demo() {
     "$python" "$root/generate.py" "--work_dir=$run" --prompt "This module provides" --preset demo
 }
 
+if [ "${1:-}" = try ]; then
+    txl_python "$root" requirements.txt
+    export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+    exec "$python" -m txl "$@"
+fi
 if [ "${1:-}" != demo ]; then
     txl_run "$@"
 fi

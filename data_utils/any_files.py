@@ -121,14 +121,14 @@ class AnyFiles(Texts):
 
     def _held_out(self) -> HeldOut:
         files = self._files["train"]
-        extents = list(map(self._extent_of, files))
+        extents = list(map(self.extent_of, files))
         are_rows = any(map(has_rows, files)) or self.rule == "row"
         return HeldOut(self.dealt, self.config.held_out, extents, has_rows=are_rows)
 
-    def _extent_of(self, path: Path) -> Extent:
+    def extent_of(self, path: Path) -> Extent:
         what = f"extent {self.rule} {self.config.text_field} {self.one_line_end}"
         return Extent.from_text(
-            self.checks.result(path, what, lambda: extent_of(self._pieces_in(path)).to_text())
+            self.checks.result(path, what, lambda: extent_of(self.pieces_in(path)).to_text())
         )
 
     def pieces(self, splits: Sequence[str]) -> Iterator[Tagged]:
@@ -145,7 +145,7 @@ class AnyFiles(Texts):
                 if not path.stat().st_size:
                     _LOG.warning("%s: is empty, left out", path)
                 if dealing is not None and named == "train":
-                    yield from self._placed(dealing.file(number, self._pieces_in(path)))
+                    yield from self._placed(dealing.file(number, self.pieces_in(path)))
                 else:
                     yield from self._pieces_of(path, named)
 
@@ -162,14 +162,14 @@ class AnyFiles(Texts):
             yield Tagged(split, piece, number, begins_file)
             begins_file = False
 
-    def _pieces_in(self, path: Path) -> Iterator[Piece]:
+    def pieces_in(self, path: Path) -> Iterator[Piece]:
         return pieces_in(path, self.rule, self.config.text_field, one_line_end=self.one_line_end)
 
     def _pieces_of(self, path: Path, named: str) -> Iterator[Tagged]:
         """The documents of a file whose name or folders name a split."""
         begins_file = True
         deals = named == "train" and bool(self.dealt)
-        pieces_of_file = self._pieces_in(path)
+        pieces_of_file = self.pieces_in(path)
         for place, pieces in documents(
             pieces_of_file, self.rule, self.config.split_seed, waits=deals
         ):
@@ -197,7 +197,7 @@ class AnyFiles(Texts):
         missing = set(self.dealt)
         for path in self._files["train"]:
             for place, parts in documents(
-                self._pieces_in(path), self.rule, self.config.split_seed, waits=False
+                self.pieces_in(path), self.rule, self.config.split_seed, waits=False
             ):
                 deque(parts, maxlen=0)  # the place is that of all of them
                 least = sorted({*least, place()})[: len(SPLITS)]

@@ -64,6 +64,10 @@ def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(tm
     assert "--overwrite" in train
 
 
+def test_a_text_is_tried_with_the_words_that_are_given(tmp_path: Path) -> None:
+    assert asked(tmp_path, ["try", "my text.txt", "--minutes", "2"]) == "-m|txl|try|my text.txt|--minutes|2".split("|")
+
+
 def test_help_runs_nothing(tmp_path: Path) -> None:
     for line in ("demo --help", "--help"):
         status, out, calls = run(tmp_path, line)

@@ -22,6 +22,9 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
+    "try": Program(
+        "txl.commands.try_text", "does a memory help on a text of your own? minutes, one sentence", "./run_wt103.sh try"
+    ),
     "train": Program(
         "txl.commands.train", "train a model on a folder of text, in one process or in many", "python train.py"
     ),
@@ -55,7 +58,7 @@ down many times over; if not at all, the threads of one program wait for each ot
 
 def launch(name: str) -> None:
     """Import one of `PROGRAMS` and run it with the arguments of the command line; never returns."""
-    if name == "train":
+    if name in ("train", "try"):
         # they ask a run to save and stop: blocked until the training handles them, or they would kill the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     _use_own_environment()

@@ -5,6 +5,7 @@ a preset.
 """
 
 from collections.abc import Collection
+from math import inf
 from typing import Literal, NamedTuple
 
 Entry = Literal["train", "eval", "generate"]
@@ -181,6 +182,38 @@ PRESETS = {
         "--save_interval 250 --sample_length 0",
     ),
 }
+
+
+class TextSize(NamedTuple):
+    """What `txl try` trains on a text of a certain size.
+
+    Attributes:
+        most_characters: of the text.
+        preset: the model, its training and its lengths; `on_gpu` where there is one.
+        vocab_size: subwords, where the text has spaces.
+        dropout: over that of the preset: a small text is read many times.
+    """
+
+    most_characters: float
+    preset: str
+    on_gpu: str
+    vocab_size: int
+    dropout: float
+
+
+TEXT_SIZES = (
+    TextSize(300_000, "tiny", "tiny", 512, 0.2),
+    TextSize(900_000, "tiny", "tiny", 1024, 0.2),
+    TextSize(2_000_000, "tiny", "tiny", 2048, 0.2),
+    TextSize(4_000_000, "tiny", "small", 2048, 0.1),
+    TextSize(inf, "tiny", "small", 4096, 0.1),
+)
+
+
+def size_for(n_char: int) -> TextSize:
+    """The row of `TEXT_SIZES` for a text of so many characters."""
+    return next(size for size in TEXT_SIZES if n_char <= size.most_characters)
+
 
 _GIVE_WAY = {
     "minutes": {"max_step", "max_step_scheduler", "eval_interval", "save_interval"},

@@ -47,7 +47,11 @@ class Gain:
     def sentence(self) -> str:
         """The gain in one sentence."""
         where = ", ".join(filter(None, [self.split, f"segments of {self.tgt_len}", self.added]))
-        what = f"{where}: memory {self.longer} in place of {self.shorter or 'none'}"
+        return f"{where}: {self.claim()}"
+
+    def claim(self) -> str:
+        """The gain in one sentence, without saying where it was measured."""
+        what = f"memory {self.longer} in place of {self.shorter or 'none'}"
         if self.in_all is None or self.by_seeing_further is None:
             return f"{what}: too short to tell, {self.blocks}; {LEAST_BLOCKS} are needed"
         parts = [_in_all(self.in_all, self.unit), _by_seeing_further(self.in_all, self.by_seeing_further)]
