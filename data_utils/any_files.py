@@ -12,7 +12,7 @@ from .checks import Checks
 from .datasets import DataConfig
 from .documents import Piece, Place, documents, pieces_in, rule_of
 from .files import CACHE, sources_of
-from .formats import has_returns, has_rows
+from .formats import has_returns, has_rows, kind_of
 from .held_out import Extent, HeldOut, extent_of
 from .raw_text import DataError
 from .texts import SPLITS, Tagged, Texts
@@ -93,6 +93,8 @@ class AnyFiles(Texts):
             settings += [config.held_out, self.dealt]
             if self._cuts_ends:  # others keep the stores that they had
                 settings.append("held out by end")
+        if any(kind_of(path) == "table" for path in self.files(split)):  # were once read as lines
+            settings.append("rows of tables")
         if self._has_returns(split):  # other texts keep the stores that they had
             settings.append("one line end")
         return settings

@@ -87,7 +87,7 @@ TEXTS: Table = {
     "no valid split": (gone(VALID), "train --dataset wt103", f"{VALID}: no such file; a folder of text needs"),
     "no test split": (gone("text/test.txt"), "train --eval_test", "text/test.txt"),
     "latin1 in train": (lambda: latin1("train"), "train", "text/train.txt, line 3: not UTF-8"),
-    "latin1 in valid": (lambda: latin1("valid"), "train", "iconv -f latin1 -t utf-8"),
+    "latin1 in valid": (lambda: latin1("valid"), "train", "iconv -f windows-1252 -t utf-8"),
     "no <unk>": (holds("bab\nunread\n", VALID), "train --dataset wt103", f"{VALID}, line 2: the word 'unread' is not"),
     "few words": (holds("four words " * 99, TRAIN, VALID), "train --adaptive", "--adaptive: a vocabulary of 4 words"),
     "an archive of numpy": (archive_of_numpy, "train --dataset ids", "train.npy: no array of numpy"),

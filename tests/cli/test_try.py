@@ -179,7 +179,7 @@ def test_what_cannot_be_tried_is_refused_in_a_line(here: Here) -> None:
 
 # the text decides
 
-QUICK = "--n_layer 2 --d_model 64 --n_head 4 --d_head 16 --d_inner 128 --tgt_len 32 --eval_tgt_len 32 --mem_len 64"
+QUICK = "--dataset text --n_layer 2 --d_model 64 --n_head 4 --d_head 16 --d_inner 128 --dropout 0"
 
 
 def word_of(here: Here, text: str, flags: str) -> dict[str, Any]:
@@ -191,7 +191,8 @@ def word_of(here: Here, text: str, flags: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_lines_that_stand_twice_are_helped_by_a_memory(here: Here) -> None:
     """Copies lie further back than a segment of 32."""
-    found = word_of(here, lines_of(6000, 24, times=2), "--dataset text --dropout 0 --max_step 500")
+    flags = "--tgt_len 32 --eval_tgt_len 32 --mem_len 64 --max_step 700"
+    found = word_of(here, lines_of(6000, 40, times=2), flags)
     assert found["word"] == "helps"
     assert found["gain"]["by_seeing_further"]["mean"] > 0.1
 
@@ -207,7 +208,7 @@ def test_shuffled_lines_gain_nothing_by_seeing_further(here: Here) -> None:
         while len(words) < 12:
             words.append(rng.choice(chain[words[-1]]))
         lines.append(" ".join(words))
-    found = word_of(here, "\n".join(lines) + "\n", "--dataset text --dropout 0 --max_step 400")
+    found = word_of(here, "\n".join(lines) + "\n", "--max_step 300")
     assert found["word"] == "not shown"
     assert found["gain"]["in_all"]["low"] > 0
     assert found["gain"]["by_seeing_further"]["mean"] < 0.005

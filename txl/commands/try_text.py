@@ -35,6 +35,9 @@ from txl.training.config import TrainConfig
 
 Borders = Literal["cut", "aside"]
 MINUTES = 5.0
+DRAW = 5
+"""Updates between two draws of the length of the memory. A model that has always had one reads badly without, on
+shuffled lines too: what it then gains by seeing further would be no gain of the text."""
 EPOCHS = 30
 """The rate has fallen when the text was read so often, if the minutes last longer."""
 _LEAST_UPDATES = 200
@@ -144,7 +147,7 @@ class Plan(NamedTuple):
         """The same with another memory, in a folder beside."""
         words = [*self.words, "--memory", memory, "--work_dir", f"{self.run}-against-{memory}", "--overwrite"]
         if memory == "none":
-            words += ["--mem_len", "0"]
+            words += ["--mem_len", "0", "--draw_mem_len", "0"]
         return self._replace(words=words)
 
 
@@ -180,6 +183,8 @@ def chosen_for(found: Survey, size: TextSize, typed: Typed) -> dict[str, Any]:
         chosen["vocab_size"] = size.vocab_size
     if found.is_held_out:
         chosen["held_out"] = round(min(_LARGEST_SHARE, _HELD_OUT_BYTES / max(1, found.n_byte)), 6)
+    if typed.get("mem_len") != 0 and typed.get("memory") != "none":
+        chosen["draw_mem_len"] = DRAW
     chosen["work_dir"] = f"runs/try-{name_of(typed['data'])}"
     if "work_dir" not in typed and "resume" not in typed:
         chosen["overwrite"] = True
