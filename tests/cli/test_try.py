@@ -96,7 +96,7 @@ def test_spaces_are_counted() -> None:
 def test_flags_become_words_and_runs_get_names() -> None:
     given = {"data": ("a b", "c"), "lr": 0.1, "pre_lnorm": True, "same_length": False, "ema": None}
     assert as_words(given) == "--data|a b|c|--lr|0.1|--pre_lnorm|--no_same_length".split("|")
-    names = {"x/my text.txt": "my-text", "/data/shakespeare/input.txt": "shakespeare-input"}
+    names = {"x/my text.txt": "my-text", "/data/shakespeare/input.txt": "shakespeare-input", "a.csv": "a-csv"}
     assert {data: name_of(data) for data in names} == names
 
 

@@ -209,10 +209,10 @@ def in_words(found: Survey) -> str:
 
 def name_of(data: tuple[str, ...] | str) -> str:
     """A name for the run folder of a text."""
-    first = Path(names_in(data)[0])
-    stem = first.resolve().name.partition(".")[0] or "text"
+    first = Path(names_in(data)[0]).resolve()
+    stem = first.name.removesuffix(".txt")
     if stem in ("input", "train", "text", "data"):
-        stem = f"{first.resolve().parent.name}-{stem}"
+        stem = f"{first.parent.name}-{stem}"
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem)[:60].strip("-") or "text"
 
 
