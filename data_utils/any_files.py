@@ -10,9 +10,10 @@ from pathlib import Path
 
 from .checks import Checks
 from .datasets import DataConfig
-from .documents import Piece, documents, pieces_in, rule_of
+from .documents import Piece, Place, documents, pieces_in, rule_of
 from .files import CACHE, sources_of
-from .formats import has_returns, has_rows
+from .formats import has_returns, has_rows, kind_of
+from .held_out import Extent, HeldOut, extent_of
 from .raw_text import DataError
 from .texts import SPLITS, Tagged, Texts
 from .tokenizer import Tokenizer
@@ -22,9 +23,10 @@ _LOG = logging.getLogger(__name__)
 
 class AnyFiles(Texts):
     """The files of --data. Those that name no split are training text; valid and test are split off
-    it by document where no files name them: a document goes where the hash of its text and the seed
-    says, so that neither shards nor their order matter, and equal documents stay together. A folder
-    of train.txt and valid.txt, or of valid.txt and test.txt, is read as it is."""
+    it where no files name them: the end of each file, or whole files, see `HeldOut`. With
+    --held_out_by document, a document goes where the hash of its text and the seed says, so that
+    neither shards nor their order matter, and equal documents stay together. A folder of train.txt
+    and valid.txt, or of valid.txt and test.txt, is read as it is."""
 
     one_line_end = False
     """Lines of plain text end with \\n, however they end in the file."""
@@ -89,6 +91,10 @@ class AnyFiles(Texts):
         settings = [self.rule, config.text_field, config.split_seed, suffixes]
         if split == "train" or split in self.dealt:
             settings += [config.held_out, self.dealt]
+            if self._cuts_ends:  # others keep the stores that they had
+                settings.append("held out by end")
+        if any(kind_of(path) == "table" for path in self.files(split)):  # were once read as lines
+            settings.append("rows of tables")
         if self._has_returns(split):  # other texts keep the stores that they had
             settings.append("one line end")
         return settings
@@ -110,26 +116,62 @@ class AnyFiles(Texts):
                     return True
         return False
 
+    @property
+    def _cuts_ends(self) -> bool:
+        """True if the ends of files are held out, or whole files."""
+        return bool(self.dealt) and self.config.held_out_by == "end"
+
+    def _held_out(self) -> HeldOut:
+        files = self._files["train"]
+        extents = list(map(self.extent_of, files))
+        are_rows = any(map(has_rows, files)) or self.rule == "row"
+        return HeldOut(self.dealt, self.config.held_out, extents, has_rows=are_rows)
+
+    def extent_of(self, path: Path) -> Extent:
+        what = f"extent {self.rule} {self.config.text_field} {self.one_line_end}"
+        return Extent.from_text(
+            self.checks.result(path, what, lambda: extent_of(self.pieces_in(path)).to_text())
+        )
+
     def pieces(self, splits: Sequence[str]) -> Iterator[Tagged]:
-        if self.dealt and self._chosen is None:
+        dealing = None
+        if self._cuts_ends:
+            dealing = self._held_out().text()
+        elif self.dealt and self._chosen is None:
             self._chosen = self._choose()
         for named in SPLITS:
             is_dealt = named == "train" and not set(self.dealt).isdisjoint(splits)
             if named not in splits and not is_dealt:
                 continue
-            for path in self._files.get(named, []):
+            for number, path in enumerate(self._files.get(named, [])):
                 if not path.stat().st_size:
                     _LOG.warning("%s: is empty, left out", path)
-                yield from self._pieces_of(path, named)
+                if dealing is not None and named == "train":
+                    yield from self._placed(dealing.file(number, self.pieces_in(path)))
+                else:
+                    yield from self._pieces_of(path, named)
 
-    def _pieces_in(self, path: Path) -> Iterator[Piece]:
+    def _placed(self, dealt: Iterable[tuple[str, Piece]]) -> Iterator[Tagged]:
+        """The documents of a file, or parts of them, each with its place."""
+        begins_file = True
+        place = Place(self.rule, self.config.split_seed)
+        for split, piece in dealt:
+            place.add(piece.content)
+            number = None
+            if piece.ends:
+                number = place.number()
+                place = Place(self.rule, self.config.split_seed)
+            yield Tagged(split, piece, number, begins_file)
+            begins_file = False
+
+    def pieces_in(self, path: Path) -> Iterator[Piece]:
         return pieces_in(path, self.rule, self.config.text_field, one_line_end=self.one_line_end)
 
     def _pieces_of(self, path: Path, named: str) -> Iterator[Tagged]:
         """The documents of a file whose name or folders name a split."""
         begins_file = True
         deals = named == "train" and bool(self.dealt)
-        pieces_of_file = self._pieces_in(path)
+        pieces_of_file = self.pieces_in(path)
         for place, pieces in documents(
             pieces_of_file, self.rule, self.config.split_seed, waits=deals
         ):
@@ -157,7 +199,7 @@ class AnyFiles(Texts):
         missing = set(self.dealt)
         for path in self._files["train"]:
             for place, parts in documents(
-                self._pieces_in(path), self.rule, self.config.split_seed, waits=False
+                self.pieces_in(path), self.rule, self.config.split_seed, waits=False
             ):
                 deque(parts, maxlen=0)  # the place is that of all of them
                 least = sorted({*least, place()})[: len(SPLITS)]
@@ -191,12 +233,20 @@ class AnyFiles(Texts):
         if list(self._files) != ["train"]:
             note += f"; by name: {self._by_name(filter(self._files.__contains__, splits))}"
         if self.dealt:
-            share = f"{self.config.held_out:g} each, seed {self.config.split_seed}"
-            note += f"; {' and '.join(self.dealt)}: {share}"
+            note += f"; {' and '.join(self.dealt)}: {self._how_held_out()}"
         ours = [path for path in self._left_out if path.name != CACHE]
         if ours:
             note += f"; left out, written by txl: {_first_of(ours)}"
         self.note = note
+
+    def _how_held_out(self) -> str:
+        """How documents were dealt, and what that does to figures of memory."""
+        config = self.config
+        if self._cuts_ends:
+            return f"{self._held_out().describe()}, so that memory sees what stands before"
+        hashed = f"{config.held_out:g} each, seed {config.split_seed}"
+        scattered = "documents from all over, so that memory sees nothing related beyond a document"
+        return f"{hashed}, {scattered}"
 
     def _by_name(self, splits: Iterable[str]) -> str:
         """The files that name these splits, for messages."""

@@ -33,6 +33,11 @@ from .tokenizer import (
 )
 
 _LOG = logging.getLogger(__name__)
+LONG_WORD = 12
+"""Characters a word, spaces included; those of texts between spaces have half as many."""
+MANY_UNKNOWN = 0.2
+"""Share of the words of a split."""
+_OTHER_TOKENS = "use --dataset bpe, or characters where words have no spaces between them"
 
 
 class Corpus:
@@ -197,7 +202,19 @@ class Corpus:
         n_token = len(store.ids)
         if n_unknown := store.record["n_unknown"]:
             notice = "%s: %d of %d words are not in the vocabulary and are read as %s"
+            if n_unknown > MANY_UNKNOWN * n_token:
+                notice += f"; these are many, and figures say little: {_OTHER_TOKENS}"
             _LOG.warning(notice, text, n_unknown, n_token, UNK)
+        if self.vocab.is_of_words and len(store.sizes):
+            n_word, _, n_character, _ = store.sizes.sum(axis=0).tolist()
+            if n_character > LONG_WORD * n_word:
+                _LOG.warning(
+                    "%s: has %d words of %.0f characters on average, hardly any spaces; %s",
+                    text,
+                    n_word,
+                    n_character / max(1, n_word),
+                    "use --dataset characters",
+                )
         if n_eos := store.record["n_eos"]:
             _LOG.warning(
                 "%s: %d of %d words are %s itself and are read as line ends",

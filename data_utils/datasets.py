@@ -116,10 +116,18 @@ class DataConfig(Checked):
     )
     held_out: float = option(
         0.02,
-        "share of the documents for each of valid and test, where the text has no such files",
+        "share of the text for each of valid and test, where the text has no such files",
         when=("dataset", *RUNNING),
         above=0,
         below=0.5,
+    )
+    held_out_by: Literal["end", "document"] = option(
+        "end",
+        "end: of each file the last documents (of 20 files or more, whole ones), by bytes; "
+        "document: each "
+        "where a hash of its text says, so that what stands before it is unrelated; runs made "
+        "before this flag keep document",
+        when=("dataset", *RUNNING),
     )
     data_convention: Literal["txl", "original"] = option(
         "txl",
@@ -134,7 +142,7 @@ class DataConfig(Checked):
         "comparable",
         when=("dataset", *BYTES),
     )
-    split_seed: int = option(0, "seed of that choice", when=("dataset", *RUNNING), **SEED)
+    split_seed: int = option(0, "seed of that hash", when=("held_out_by", "document"), **SEED)
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, str):

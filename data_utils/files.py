@@ -96,6 +96,9 @@ def _named(name: str) -> _Named:
     left_out: list[Path] = []
     if path.is_dir():
         files = sorted(filter(kind_of, _below(path, left_out)))
+        texts = [file for file in files if kind_of(file) != "table"]
+        if texts:
+            files = texts  # tables beside texts are mostly figures
         if any(map(has_rows, files)):
             files = [file for file in files if not file.name.lower().startswith("readme.")]
         return _Named(os.path.abspath(path), files, left_out)

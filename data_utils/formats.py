@@ -2,7 +2,9 @@
 not."""
 
 import bz2
+import csv
 import gzip
+import io
 import json
 import lzma
 import zipfile
@@ -98,27 +100,36 @@ def _zstd_library(path: Path) -> Any:
 
 TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
 LINES_OF_JSON = (".jsonl", ".ndjson", ".json")
+TABLES = (".csv", ".tsv")
+_KINDS = (
+    ("text", TEXT),
+    ("jsonl", LINES_OF_JSON),
+    ("parquet", (".parquet",)),
+    ("table", TABLES),
+)
+_LONGEST_CELL = 2**31 - 1
+"""Characters of a cell, which Python limits to 131,072 by itself."""
 _BLOCK = 1 << 18
 LONGEST = 1 << 20
 """Bytes of a line, or of a part of it where it is longer."""
 
 
 def kind_of(path: Path) -> str | None:
-    """text, jsonl or parquet, by the suffix; None where it is not known."""
+    """text, jsonl, parquet or table (csv, tsv), by the suffix; None where it is not known."""
     suffixes = path.suffixes
     if suffixes and suffixes[-1].lower() in COMPRESSED:
         suffixes.pop()
     if not suffixes:
         return None
-    for kind, known in (("text", TEXT), ("jsonl", LINES_OF_JSON), ("parquet", (".parquet",))):
+    for kind, known in _KINDS:
         if suffixes[-1].lower() in known:
             return kind
     return None
 
 
 def has_rows(path: Path) -> bool:
-    """True for jsonl and parquet."""
-    return kind_of(path) in ("jsonl", "parquet")
+    """True for jsonl, parquet, csv and tsv."""
+    return kind_of(path) in ("jsonl", "parquet", "table")
 
 
 def lines_or_rows(path: Path, text_field: str, *, task: str) -> Iterator[bytes]:
@@ -193,10 +204,12 @@ def cut(content: bytes) -> int:
 
 
 def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
-    """The texts of a jsonl or parquet file, each with a line end; rows without text are left out.
-    Raises `DataError` if it cannot be read, or has no such field of text."""
+    """The texts of a file of rows, each with a line end; rows without text are left out. Raises
+    `DataError` if it cannot be read, or has no such field of text."""
     if kind_of(path) == "parquet":
         rows = parquet_rows(path, field, task)
+    elif kind_of(path) == "table":
+        rows = _table_rows(path, field, task)
     else:
         rows = _json_lines(path, field, task)
     for n, text in rows:
@@ -210,6 +223,43 @@ def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
                 yield text.encode()
             except UnicodeEncodeError:
                 raise half_a_pair(f"{path}, row {n}") from None
+
+
+def _table_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
+    """The cells of a column of a table, whose first row names the columns, with their numbers from
+    1 on. Cells in quotes may hold line ends."""
+    csv.field_size_limit(_LONGEST_CELL)
+    with opened(path, task) as (file, tick):
+        lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        rows = csv.DictReader(lines, delimiter=_delimiter(path), strict=True)
+        try:
+            names = list(filter(None, rows.fieldnames or []))
+            if field not in names:
+                columns = ", ".join(names)[:200]
+                raise DataError(
+                    f"{path}: no column {field!r}, there is {columns}; name it with --text_field"
+                )
+            for n, row in enumerate(rows, 1):
+                if n % 4096 == 0:
+                    tick()
+                yield n, row[field]
+        except UnicodeDecodeError as error:
+            raise no_text(str(path), error.object, error) from None
+        except csv.Error as error:
+            what = f"no table ({error})"
+            advice = "mend the quotes, or give plain text a name that ends in .txt"
+            raise DataError(f"{path}, row {rows.line_num}: {what}; {advice}") from None
+        finally:
+            lines.detach()
+
+
+def _delimiter(path: Path) -> str:
+    """What stands between cells: the most frequent of the usual signs in the row of names."""
+    if ".tsv" in map(str.lower, path.suffixes):
+        return "\t"
+    with opened(path, "looking at") as (file, _):
+        names = file.readline(_BLOCK).decode(errors="replace")
+    return max(",;\t|", key=names.count)
 
 
 def _json_lines(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
@@ -227,25 +277,42 @@ def _json_lines(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
                 raise no_text(f"{path}, line {n}", line, error) from None
             except (ValueError, RecursionError) as error:
                 if n == 1 and line.lstrip()[:1] == b"[":
-                    raise _an_array(path) from None
+                    yield from _array_rows(path, field, line + file.read())
+                    return
                 raise DataError(
                     f"{path}, line {n}: no JSON ({error}); each line must be a JSON object"
                 ) from None
-            if isinstance(record, list):
-                raise _an_array(path)
-            if not isinstance(record, dict) or field not in record:
-                fields = "no fields"
-                if isinstance(record, dict):
-                    fields = ", ".join(record)[:200]
-                what = f"no field {field!r}, there is {fields}; name it with --text_field"
-                raise DataError(f"{path}, line {n}: {what}")
-            yield n, record[field]
+            if n == 1 and isinstance(record, list):
+                yield from _array_rows(path, field, line + file.read())
+                return
+            yield n, _field_of(record, field, f"{path}, line {n}")
 
 
-def _an_array(path: Path) -> DataError:
-    """The error for a JSON array in place of lines."""
-    advice = f"write one object a line, as with: jq -c '.[]' {path.name} > new.jsonl, and give that"
-    return DataError(f"{path}: holds a JSON array; {advice}")
+def _field_of(record: Any, field: str, where: str) -> Any:
+    if isinstance(record, dict) and field in record:
+        return record[field]
+    fields = "no fields"
+    if isinstance(record, dict):
+        fields = ", ".join(record)[:200]
+    what = f"no field {field!r}, there is {fields}; name it with --text_field"
+    raise DataError(f"{where}: {what}")
+
+
+def _array_rows(path: Path, field: str, content: bytes) -> Iterator[tuple[int, Any]]:
+    """The rows of a JSON array, which is read whole; strings in it are rows too."""
+    try:
+        array = json.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise no_text(str(path), content, error) from None
+    except (ValueError, RecursionError) as error:
+        what = f"no JSON array ({error})"
+        advice = "bring the file again, or write one object a line"
+        raise DataError(f"{path}: {what}; {advice}") from None
+    for n, record in enumerate(array, 1):
+        if isinstance(record, str):
+            yield n, record
+        else:
+            yield n, _field_of(record, field, f"{path}, row {n}")
 
 
 def parquet_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:

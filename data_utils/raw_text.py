@@ -117,7 +117,7 @@ def _conversion(content: bytes, bad: int) -> str:
     error."""
     runs = _NO_ASCII.findall(content[max(0, bad - 2000) : bad + 2000])
     if sum(len(run) > 1 for run in runs) * 2 <= len(runs):
-        return "convert it from the encoding it has, as with: iconv -f latin1 -t utf-8"
+        return "it may be Western European: convert it with: iconv -f windows-1252 -t utf-8"
     names = "gb18030, big5, shift_jis, euc-kr, windows-1251, koi8-r"
     return (
         "convert it with: iconv -f ENCODING -t utf-8, where ENCODING is the one it was written in "

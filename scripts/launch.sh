@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154 # the caller sets the variables
 # Sourced by run_wt103.sh and scripts/run_*.sh: starts train.py, eval.py, generate.py and `txl estimate` with the settings of a data set.
-# The caller sets `name` (of the data set), `data` (flags that name its text), `sizes`, and for each size the arrays
-# train_SIZE, eval_SIZE and generate_SIZE (flags); then it calls `txl_run "$@"`.
+# The caller sets `name` (of the data set), `data` (flags that name its text) and `sizes`, whose settings are the presets
+# NAME-SIZE of txl/cli/presets.py; then it calls `txl_run "$@"`.
 
 root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/environment.sh disable=SC1091 # without -x it is not followed
@@ -110,12 +110,10 @@ txl_run() {
     shift 2
     txl_python "$root" requirements.txt
     if [ "$what" = estimate ]; then
-        local own="train_${size}[@]"
         export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-        exec "$python" -m txl estimate "${data[@]}" "${!own}" "$@"
+        exec "$python" -m txl estimate "${data[@]}" --preset "$name-$size" "$@"
     fi
-    local own="${what}_${size}[@]"
-    local flags=(--work_dir "$root/runs/${name}_$size" "${!own}")
+    local flags=(--work_dir "$root/runs/${name}_$size" --preset "$name-$size")
     if [ "$what" = train ]; then
         launch "$root/train.py" "${flags[@]}" "${data[@]}" "$@"
     fi

@@ -11,13 +11,7 @@ source "$(dirname "$0")/launch.sh"
 cd "$root" # so that the card has no paths of this machine
 run=runs/wikipedia_model
 
-# The recipe and memory of docs/results.md, in updates of 4,096 tokens: 40 million in all. Nothing is read twice, so
-# nothing is dropped.
-train=(--data data/wikipedia --dataset wt103 --max_size 50000 --cutoffs auto --div_val 1 --dropout 0.0
-    --n_layer 4 --d_model 256 --n_head 8 --d_head 32 --d_inner 683 --activation swiglu --pre_lnorm
-    --optim muon --lr 0.005 --weight_decay 0.1 --warmup_step 500 --max_step 9766
-    --tgt_len 64 --mem_len 192 --batch_size 64
-    --eval_tgt_len 64 --max_eval_steps 200 --eval_interval 500 --save_interval 250 --sample_length 0)
+train=(--data data/wikipedia --dataset wt103 --max_size 50000 --preset wikipedia-16m)
 
 evaluate() { # NAME FLAG...
     [ -f "$run/$1.json" ] || "$python" eval.py --work_dir "$run" --split test --json "$run/$1.json" "${@:2}"

@@ -99,7 +99,7 @@ TEXTS: Table = {
     ),
     "no test split": (gone("text/test.txt"), "train --eval_test", "text/test.txt"),
     "latin1 in train": (lambda: latin1("train"), "train", "text/train.txt, line 3: not UTF-8"),
-    "latin1 in valid": (lambda: latin1("valid"), "train", "iconv -f latin1 -t utf-8"),
+    "latin1 in valid": (lambda: latin1("valid"), "train", "iconv -f windows-1252 -t utf-8"),
     "no <unk>": (
         holds("bab\nunread\n", VALID),
         "train --dataset wt103",

@@ -35,6 +35,12 @@ CLASSES = {
     "generate": (GenerateConfig,),
     "estimate": (ClusterConfig, TrainConfig, ModelConfig, Context, DataConfig),
 }
+PRESETS_OF: dict[str, Any] = {
+    "train": "train",
+    "estimate": "train",
+    "eval": "eval",
+    "generate": "generate",
+}
 CONFIGS = (*CLASSES["train"], *EVAL, ScoreConfig, ReclConfig, GenerateConfig, ClusterConfig)
 
 PUBLISHED = Path(__file__).with_name("published_flags.txt").read_text()
@@ -64,7 +70,7 @@ REFUSED_OF_NVIDIA = (
 
 
 def read(entry: str, *argv: str) -> dict[str, Any]:
-    return read_flags(argv, *CLASSES[entry], description="")
+    return read_flags(argv, *CLASSES[entry], description="", presets=PRESETS_OF.get(entry))
 
 
 def arrived(entry: str, line: str) -> dict[str, Any]:
@@ -243,6 +249,7 @@ def test_a_typed_flag_wins_over_the_checkpoint_and_that_over_the_default(here: H
 
 BOUNDS = {
     "above 0 and at most 1 and finite": "decay_rate mfu",
+    "above 0 and at most 1e+07 and finite": "minutes",
     "above 0 and at most 1e+09 and finite": "timeout_s",
     "above 0 and below 0.5 and finite": "held_out",
     "above 0 and below 1 and finite": "cache_lambda knn_lambda",
@@ -338,7 +345,8 @@ def test_help_says_what_the_program_is_for_and_lists_every_flag_those_used_most_
     assert (outcome.status, outcome.err) == (0, "")
     assert (entry_points[entry].__doc__ or "").splitlines()[0] in outcome.out
     listed = set(re.findall(r"^  (--\w+)", outcome.out, flags=re.MULTILINE))
-    assert flags_of(CLASSES[entry]) | {"--help", "--plugin"} == listed
+    common = {"--help", "--plugin", *(["--preset"] if entry in PRESETS_OF else [])}
+    assert flags_of(CLASSES[entry]) | common == listed
     flags = [
         f
         for config in CLASSES[entry]

@@ -32,7 +32,8 @@ BYTES = "".join(
 ).encode()
 LETTERS = b" the small text of letters" * 100
 SHARDS = (
-    "--data shards --held_out 0.1 --split_seed 3 --documents blank --reset document --max_step 2"
+    "--data shards --held_out 0.1 --held_out_by document --split_seed 3 --documents blank"
+    " --reset document --max_step 2"
 )
 TUNED = "--dataset text --lr 1e-12 --max_step 1"
 """One update that changes next to nothing."""
@@ -267,9 +268,8 @@ def test_a_folder_of_shards_is_trained_on_evaluated_scored_and_continued(
     assert "| documents by blank (as asked): " in said
     assert "valid and test: 0.1 each, seed 3" in said
     found = here.row("eval --work_dir new --data shards --split valid --reset document")
-    whole = DataConfig(
-        data="shards", dataset="bytes", documents="blank", held_out=0.1, split_seed=3
-    )
+    how = {"held_out": 0.1, "held_out_by": "document", "split_seed": 3}
+    whole = DataConfig(data="shards", dataset="bytes", documents="blank", **how)
     text = b"".join(Corpus(whole).documents("valid")).decode()
     assert -12 < found["characters"] - len(text) < 0  # the first token is not predicted
     assert found["words"] + found["lines"] in {

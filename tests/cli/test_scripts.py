@@ -70,6 +70,12 @@ def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(
     assert "--overwrite" in train
 
 
+def test_a_text_is_tried_with_the_words_that_are_given(tmp_path: Path) -> None:
+    assert asked(
+        tmp_path, ["try", "my text.txt", "--minutes", "2"]
+    ) == "-m|txl|try|my text.txt|--minutes|2".split("|")
+
+
 def test_help_runs_nothing(tmp_path: Path) -> None:
     for line in ("demo --help", "--help"):
         status, out, calls = run(tmp_path, line)
@@ -97,7 +103,7 @@ def test_an_estimate_has_the_flags_of_the_training_and_data_go_to_where_they_are
 ) -> None:
     _, _, (call,) = run(tmp_path, "estimate large --gpus 64")
     assert call.startswith("-m txl estimate --data ")
-    assert "--d_model 1024" in call
+    assert "--preset wt103-large" in call
     assert call.endswith("--gpus 64")
     names = {
         "run_wt103.sh": ("wt103", "wikitext-103"),

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 import txl
 from tests.cli.conftest import Here, Trained, config_of, pointed, records, train_here
-from txl.commands.settings import with_batch_size
+from tests.cli.test_flags import read
+from txl.commands.settings import ENDLESS, with_batch_size, without_last_update
 from txl.runtime.distributed import Ranks
 from txl.training import loop
 from txl.training.step import TrainState
@@ -407,3 +408,23 @@ def test_what_a_compressive_memory_holds_without_a_number_is_as_much_as_its_memo
         _, memory = model.nll(token_BT, token_BT, memory, txl.Context(tgt_len=4, mem_len=3))
     assert isinstance(memory, txl.Memory)
     assert memory.named()["0.compressed"].shape[1] == 3
+
+
+def test_a_training_by_the_clock(here: Here) -> None:
+    """With no time, one update; evaluations are not by updates."""
+    out = here("train --minutes 1e-9 --eval_interval 3").out
+    assert out.count("| Eval ") == 1
+    assert config_of(Path("new"))["step"] == 1
+    assert "none are left; raise --minutes to go on" in here("train --minutes 1e-9 --resume").out
+    here("train --minutes 9 --max_step 4 --resume")
+    assert config_of(Path("new"))["step"] == 4
+    refused = here.refused("train --overwrite --minutes 1 --warmup_convention original")
+    assert "sets the rate by updates, --minutes by the clock" in refused
+
+
+def test_minutes_take_the_place_of_updates() -> None:
+    found = without_last_update({"minutes": 5.0})
+    assert found["max_step"] == found["max_step_scheduler"] == ENDLESS
+    assert without_last_update({"minutes": 5.0, "max_step": 3}) == {"minutes": 5.0, "max_step": 3}
+    assert without_last_update({"lr": 1.0}) == {"lr": 1.0}
+    assert "max_step" not in read("train", "--preset", "tiny", "--minutes", "5")

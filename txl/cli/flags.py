@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
+from txl.cli.presets import PRESETS, Entry, words_of
 from txl.config import ModelConfig, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
 from txl.model.axes import readers
@@ -31,6 +32,8 @@ _CHOICES = {
     "gate": ["none", *GATES],
     "dataset": DATA_SETS,
 }
+
+_PRESET_HELP = "settings by name, over which typed flags win; txl/cli/presets.py has them"
 
 
 def require_utf8(words: Iterable[str]) -> None:
@@ -51,10 +54,12 @@ def read_flags(
     description: str,
     first: Sequence[str] = (),
     elsewhere: Mapping[str, Sequence[type]] = MappingProxyType({}),
+    presets: Entry | None = None,
 ) -> Typed:
     """The typed flags as {field: value}; --help lists the fields in `first` first. Raises
     `UsageError` on unknown or refused flags, and on values of the wrong type; `elsewhere` says why
-    flags of other programs are not read here.
+    flags of other programs are not read here. `presets` names the flags of a preset that --preset
+    stands for; they count as typed, and those that are typed win.
 
     Dashes and underscores in flag names are equivalent. A bool field `x` makes the flags --x and
     --no_x.
@@ -68,6 +73,9 @@ def read_flags(
         usage="%(prog)s [--flag value] ...",
     )
     _add_flags(parser, classes, first)
+    if presets is not None:
+        names = [name for name, preset in PRESETS.items() if getattr(preset, presets)]
+        parser.add_argument("--preset", choices=names, default=argparse.SUPPRESS, help=_PRESET_HELP)
     known = set()
     for option in parser._option_string_actions:
         if option.startswith("--"):
@@ -81,6 +89,9 @@ def read_flags(
                 require(name not in fields_of(cls), f"--{name} {why}; leave it out")
         raise UsageError(_unknown_message(unknown, known))
     values = vars(typed)
+    preset = values.pop("preset", None)
+    if preset is not None and presets is not None:
+        values = vars(parser.parse_args(words_of(preset, presets, values))) | values
     answer_legacy_flags(values)
     if values.get("clamp_len") == 0:
         print("note: --clamp_len 0 is off, as in the 2019 code", file=sys.stderr)

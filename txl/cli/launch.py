@@ -25,6 +25,11 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
+    "try": Program(
+        "txl.commands.try_text",
+        "does a memory help on a text of your own? minutes, one sentence",
+        "./run_wt103.sh try",
+    ),
     "train": Program(
         "txl.commands.train",
         "train a model on a folder of text, in one process or in many",
@@ -81,11 +86,12 @@ other to wake up.
 
 def launch(name: str) -> None:
     """Import one of `PROGRAMS` and run it with the arguments of the command line; never returns."""
-    if name == "train":
+    if name in ("train", "try"):
         # they ask a run to save and stop: blocked until the training handles them, or they would
         # kill the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     _use_own_environment()
+    import_module("txl.runtime.clock").note_launch()
     if not _WAITING & os.environ.keys():  # read by OpenMP when torch is imported
         os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
     before = signal.getsignal(signal.SIGINT)

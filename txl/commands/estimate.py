@@ -38,9 +38,8 @@ KINDS = {"DDP": False, "shards": True}
 
 def main(argv: Sequence[str]) -> int:
     configs = (ClusterConfig, DataConfig, TrainConfig, ModelConfig, Context)
-    typed = read_flags(
-        argv, *configs, description=__doc__ or "", first=("gpus", "gpu", "mfu", "json", *MOST_USED)
-    )
+    first = ("gpus", "gpu", "mfu", "json", *MOST_USED)
+    typed = read_flags(argv, *configs, description=__doc__ or "", first=first, presets="train")
     for name in ("init_from", "resume"):
         require(
             name not in typed, f"--{name}: an estimate reads no model; give the flags of its shape"

@@ -46,9 +46,8 @@ def main(argv: Sequence[str]) -> None:
     for flag, module in _OTHERS.items():
         if has_flag(argv, flag):
             return import_module(module).main(argv)
-    typed = read_flags(
-        argv, *EVAL, DataConfig, description=__doc__ or "", first=MOST_USED, elsewhere=_ELSEWHERE
-    )
+    shown: dict[str, Any] = {"description": __doc__ or "", "first": MOST_USED}
+    typed = read_flags(argv, *EVAL, DataConfig, **shown, elsewhere=_ELSEWHERE, presets="eval")
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         score_splits(*resolved(typed, ranks), ranks)
 

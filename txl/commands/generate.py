@@ -20,8 +20,9 @@ _A_TEXT = 2**10
 
 
 def main(argv: Sequence[str]) -> None:
+    first = ("work_dir", "prompt", "length")
     typed = read_flags(
-        argv, GenerateConfig, description=__doc__ or "", first=("work_dir", "prompt", "length")
+        argv, GenerateConfig, description=__doc__ or "", first=first, presets="generate"
     )
     config = build(GenerateConfig, typed)
     config.refuse_with_beams(name for name in ("seed", "batch_size") if name in typed)

@@ -90,6 +90,20 @@ class Split(NamedTuple):
             return self.starts()
         return None
 
+    def beginning(self, n_token: int) -> "Split":
+        """The first tokens of it, at most so many."""
+        if n_token >= len(self.ids):
+            return self
+        sizes = {}
+        for name, size_N in self.sizes.items():
+            sizes[name] = size_N[:n_token]
+
+        def starts() -> np.ndarray:
+            every = self.starts()
+            return every[every < n_token]
+
+        return self._replace(ids=self.ids[:n_token], sizes=sizes, starts=starts)
+
     @classmethod
     def of(cls, corpus: Corpus, name: str) -> "Split":
         starts = functools.partial(corpus.document_starts, name)

@@ -23,6 +23,8 @@ from txl.training.folder import open_run, saved_settings
 from txl.training.run import require_shares
 
 _LOG = logging.getLogger(__name__)
+ENDLESS = 2**53 - 1
+"""Updates that no training makes; JSON holds it exactly."""
 _PARTS = 4
 """Of a segment, where a memory learns from later ones what to write in earlier ones."""
 
@@ -48,7 +50,7 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     """The settings of a training in a folder, see `open_run`. Raises `UsageError` if flags
     contradict each other, or the model or run that is gone on from.
     """
-    typed = with_batch_size(typed, ranks)
+    typed = without_last_update(with_batch_size(typed, ranks))
     remember_typed(typed.get("data"))
     # what asks for clusters contradicts no model's cutoffs, where these were to be found
     if typed.get("cutoffs") == AUTO:
@@ -103,6 +105,15 @@ def with_batch_size(typed: Typed, ranks: Ranks) -> Typed:
         asked == batch_size, f"{both}: over {ranks.world} process(es) they differ; drop one of them"
     )
     return {**typed, "batch_size": batch_size}
+
+
+def without_last_update(typed: Typed) -> Typed:
+    """The flags; with --minutes and without --max_step, those of a training that no number of
+    updates ends.
+    """
+    if "minutes" not in typed or "max_step" in typed:
+        return typed
+    return {"max_step_scheduler": ENDLESS, **typed, "max_step": ENDLESS}
 
 
 def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:

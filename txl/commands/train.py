@@ -4,7 +4,7 @@ python train.py --data FOLDER ...           torchrun --nproc_per_node=4 train.py
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,10 @@ from txl.memory import unbounded
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
+from txl.runtime.clock import Clock
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
+from txl.training.budget import Budget
 from txl.training.config import TrainConfig
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
 from txl.training.folder import locked_run_directory, prepare_resume, start_new_run
@@ -64,10 +66,19 @@ MOST_USED = (
 _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train, from a checkpoint or from the beginning; returns the exit status."""
+def main(
+    argv: Sequence[str], clock: Clock | None = None, after_s: Callable[[float], float] | None = None
+) -> int:
+    """Train, from a checkpoint or from the beginning; returns the exit status.
+
+    Args:
+        clock: of --minutes; None: one from the start of the program.
+        after_s: seconds of them to leave when the training ends, given those of an evaluation on
+            the valid split.
+    """
+    clock = clock or Clock()
     configs = (DataConfig, TrainConfig, ModelConfig, Context)
-    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED, presets="train")
     asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
     keep_freed_memory()
     run_folder = Path(asked.work_dir)
@@ -92,6 +103,7 @@ def main(argv: Sequence[str]) -> int:
         # point
         state = TrainState(model, config, context, ranks)
         resumed_from = begin(state, settings, record["texts"], stream.columns, run_folder)
+        state.budget = budget_of(state, clock, after_s)
 
         with metrics_of(state, run_folder, resumed_from) as metrics:
             if ranks.is_main:
@@ -290,6 +302,27 @@ def begin(
     state.restore(load_snapshot(checkpoint, columns, state.model))
     prepare_resume(run_folder, checkpoint, state.progress, ranks)
     return state.progress.step
+
+
+def budget_of(
+    state: TrainState, clock: Clock, after_s: Callable[[float], float] | None
+) -> Budget | None:
+    """The time of the training, with --minutes; of one that goes on, what is left of it.
+
+    Says so if it is used up.
+    """
+    if state.config.minutes is None:
+        return None
+    trained_s = state.progress.seconds
+    budget = Budget(
+        state.config.minutes, clock.seconds, state.ranks, trained_s=trained_s, after_s=after_s
+    )
+    if budget.is_over and state.progress.step and state.ranks.is_main:
+        used = f"{trained_s / 60:.1f} minutes of training are done"
+        print_line(
+            f"| --minutes {state.config.minutes:g}: {used}, none are left; raise --minutes to go on"
+        )
+    return budget
 
 
 def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:

@@ -49,7 +49,11 @@ class Gain:
     def sentence(self) -> str:
         """The gain in one sentence."""
         where = ", ".join(filter(None, [self.split, f"segments of {self.tgt_len}", self.added]))
-        what = f"{where}: memory {self.longer} in place of {self.shorter or 'none'}"
+        return f"{where}: {self.claim()}"
+
+    def claim(self) -> str:
+        """The gain in one sentence, without saying where it was measured."""
+        what = f"memory {self.longer} in place of {self.shorter or 'none'}"
         if self.in_all is None or self.by_seeing_further is None:
             return f"{what}: {self.in_all_in_words()}"
         parts = [self.in_all_in_words(), self.seeing_further_in_words()]

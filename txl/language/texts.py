@@ -13,6 +13,9 @@ from txl.data_utils.remote import is_remote, names_in, remember_typed, require_t
 from txl.data_utils.tokenizer import Tokenizer
 from txl.runtime.records import require_fields
 
+HELD_OUT_BEFORE = "document"
+"""How text was held out before --held_out_by, which older records do not have."""
+
 
 def data_settings(
     record: Mapping[str, Any], folder: Path, asked: Collection[str]
@@ -26,7 +29,11 @@ def data_settings(
         folder: of the checkpoint.
     """
     try:
-        saved: dict[str, Any] = {**require_fields(record["data"], DataConfig), "cache_dir": None}
+        before: dict[str, Any] = {"held_out_by": HELD_OUT_BEFORE}
+        saved: dict[str, Any] = before | {
+            **require_fields(record["data"], DataConfig),
+            "cache_dir": None,
+        }
         config = DataConfig(**saved)
     except (KeyError, ValueError) as error:
         raise damaged(folder / "config.json", error) from None

@@ -45,6 +45,14 @@ class TrainConfig(Checked):
     )
     seed: int = option(1111, "random seed", **SEED)
     max_step: int = option(100000, "number of updates", minimum=1)
+    minutes: float | None = option(
+        None,
+        "train for this time in all, from the start of the program to the end of the last"
+        " evaluation, in place of --max_step updates: the learning rate follows the clock, and an"
+        " evaluation comes at every tenth",
+        above=0,
+        maximum=1e7,
+    )
     max_hours: float | None = option(
         None, "save and stop this many hours after this start", above=0
     )
@@ -262,6 +270,10 @@ class TrainConfig(Checked):
             not (self.resume and self.overwrite),
             "--resume and --overwrite: continue, or start over; drop one of them",
         )
+
+        by_update = "sets the rate by updates, --minutes by the clock; drop one of them"
+        as_in_2019 = self.minutes is not None and self.warmup_convention == "original"
+        require(not as_in_2019, f"--warmup_convention original: {by_update}")
 
     @property
     def n_part(self) -> int:

@@ -36,6 +36,7 @@ OF_ONE_START = ("work_dir", "resume", "overwrite", "max_hours")
 FREE_WHEN_RESUMING = {
     *OF_ONE_START,
     *(
+        "minutes",
         "max_step",
         "max_step_scheduler",
         "log_interval",

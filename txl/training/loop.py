@@ -117,7 +117,8 @@ def train(
     metrics: Metrics,
     sample: Callable[[], str] | None = None,
 ) -> Outcome:
-    """Train from where `state` is to `max_step` updates; each epoch begins with an empty memory.
+    """Train from where `state` is to `max_step` updates, or until its time is used; each epoch
+    begins with an empty memory.
 
     Args:
         checkpoints: written before every evaluation and after it, every save_interval, and on a
@@ -131,10 +132,7 @@ def train(
     meter, vote = Meter(state.model, state.context, ranks, state.dtype), Vote(ranks)
     save_interval = config.save_interval or config.eval_interval
     asked, saved_in = 0, None
-    no_bar = None if ranks.is_main else True  # None: a bar if there is a terminal
-    bar = tqdm(
-        total=config.max_step, initial=progress.step, desc="training", unit="step", disable=no_bar
-    )
+    bar = _bar(state)
     state.model.train()
     finished = nullcontext() if checkpoints is None else checkpoints.finished()
     with StopRequest(config.max_hours) as request, bar, finished:
@@ -146,15 +144,14 @@ def train(
             meter.add(state.step(*batch), state.memory_loss)
             bar.update()
 
-            if progress.step % config.log_interval == 0:
+            evaluate_now = _evaluation_is_due(state)
+            by_clock = state.budget is not None
+            if progress.step % config.log_interval == 0 or (by_clock and evaluate_now):
                 state.check()
                 _report(state, meter.read(), bar, metrics)
 
             asked = vote.agree(request.noted)
-            evaluate_now = (
-                progress.step % config.eval_interval == 0 or progress.step >= config.max_step
-            )
-            if evaluate_now or asked or progress.step % save_interval == 0:
+            if evaluate_now or asked or (progress.step % save_interval == 0 and not by_clock):
                 state.check()
                 with meter.paused():
                     progress.owes_evaluation = evaluate_now
@@ -177,11 +174,36 @@ def train(
     return Outcome(progress.best_nats, meter.tok_per_s)
 
 
+def _bar(state: TrainState) -> tqdm:
+    """A progress bar over updates, if there is a terminal and this process is the one that shows
+    it.
+    """
+    if state.budget is not None:
+        n_update = None
+    else:
+        n_update = state.config.max_step
+    disable = None if state.ranks.is_main else True  # None: a bar if there is a terminal
+    return tqdm(
+        total=n_update, initial=state.progress.step, desc="training", unit="step", disable=disable
+    )
+
+
+def _evaluation_is_due(state: TrainState) -> bool:
+    """True after every eval_interval updates, with --minutes at every tenth of the time, and at the
+    end.
+    """
+    if state.is_over:
+        return True
+    if state.budget is not None:
+        return state.budget.evaluation_is_due
+    return state.progress.step % state.config.eval_interval == 0
+
+
 def _remaining(stream: TrainingStream, state: TrainState) -> Iterator[Batch]:
-    """The segments up to max_step, epoch after epoch, from where the training is."""
+    """The segments up to the end, epoch after epoch, from where the training is."""
     while True:
         for batch in stream.epoch(state.progress.epoch, first=state.progress.batch):
-            if state.progress.step >= state.config.max_step:
+            if state.is_over:
                 return
             yield batch
         state.next_epoch()
@@ -203,9 +225,10 @@ def _report(state: TrainState, measured: dict[str, float], bar: tqdm, metrics: M
         nats=nats,
     )
     if bar.disable:
-        minutes, seconds = divmod(
-            round(ms_per_step / 1000 * (state.config.max_step - progress.step)), 60
-        )
+        left_s = ms_per_step / 1000 * (state.config.max_step - progress.step)
+        if state.budget is not None:
+            left_s = min(left_s, state.budget.left_s)
+        minutes, seconds = divmod(round(left_s), 60)
         line += f" | eta {minutes // 60}:{minutes % 60:02}:{seconds:02}"
     print_line(line)
     bar.set_postfix_str(
@@ -260,6 +283,8 @@ def _evaluate(
         if score.bits_per_character and score.unknown <= 0.01 * score.tokens:
             values["valid/bits_per_character"] = score.bits_per_character
         metrics.add("valid", progress.step, values, **progress.position, scored_tokens=score.tokens)
+    if state.budget is not None:
+        state.budget.note_evaluation(time.perf_counter() - start)
     return 0
 
 

@@ -210,7 +210,11 @@ def _build(
             yield torch.optim.AdamW(others, lr=lr, weight_decay=decay, fused=True, **adam)
 
 
-def learning_rate(update: int, config: TrainConfig) -> float:
+_LONGEST_WARMUP = 0.1
+"""Share of the time with --minutes."""
+
+
+def learning_rate(update: int, config: TrainConfig, share: float | None = None) -> float:
     """The scheduled rate of an update, counted from 0. For `dev_perf`, `Plateau` scales the rate of
     `constant`.
 
@@ -226,7 +230,15 @@ def learning_rate(update: int, config: TrainConfig) -> float:
     update uses the full lr, update k < warmup_step uses k lr / warmup_step; the cosine covers all
     updates and begins with a jump after the warmup; `constant` stays one step short of lr; inv_sqrt
     is lr min(k / w^1.5, k^-0.5).
+
+    With --minutes, the warmup ends after a tenth of the time at the latest, and p of the cosine is
+    the share of the time, or of the schedule if that is larger.
+
+    Args:
+        share: of the time that is used, 0 to 1; None: there is no limit of time.
     """
+    if share is not None:
+        return _rate_by_clock(update, config, share)
     if config.warmup_convention == "original":
         return _original_rate(update, config)
     warmup = config.warmup_step
@@ -238,6 +250,17 @@ def learning_rate(update: int, config: TrainConfig) -> float:
     if config.scheduler == "inv_sqrt":
         return lr * math.sqrt(max(1, warmup) / (update + 1))
     return lr
+
+
+def _rate_by_clock(update: int, config: TrainConfig, share: float) -> float:
+    warm = 1.0
+    if config.warmup_step:
+        warm = min(1.0, max((update + 1) / config.warmup_step, share / _LONGEST_WARMUP))
+    if config.scheduler == "cosine":
+        return warm * _cosine(max(share, update / config.schedule_length), config)
+    if config.scheduler == "inv_sqrt":
+        return warm * config.lr * math.sqrt(min(1.0, max(1, config.warmup_step) / (update + 1)))
+    return warm * config.lr
 
 
 def _original_rate(update: int, config: TrainConfig) -> float:

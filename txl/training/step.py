@@ -21,6 +21,7 @@ from txl.runtime.log import print_line
 from txl.runtime.records import finite, require_fields
 from txl.stacks.chunked import compute_in_chunks
 from txl.training.average import WeightAverage
+from txl.training.budget import Budget
 from txl.training.config import TrainConfig
 from txl.training.finite import BadStep, GradientWatch, NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
@@ -39,6 +40,7 @@ class Progress:
             since the last other.
         owes_evaluation: the evaluation after this step has not been completed.
         n_token: tokens read, over all streams and epochs.
+        seconds: of training, with --minutes.
     """
 
     step: int = 0
@@ -50,6 +52,7 @@ class Progress:
     owes_evaluation: bool = False
     n_token: int = 0
     n_skipped_in_a_row: int = 0
+    seconds: float = 0.0
 
     @property
     def position(self) -> dict[str, int]:
@@ -93,6 +96,8 @@ class TrainState:
         self.average = WeightAverage(model, config.ema)
         self.plateau = Plateau(config)
         self.progress = Progress()
+        self.budget: Budget | None = None
+        """The time of the training, with --minutes."""
         self.memories: list[Memory | None] = [None] * config.batch_chunk
         if self.dtype == torch.float16:
             self.scaler = torch.amp.GradScaler(ranks.device.type)
@@ -125,7 +130,7 @@ class TrainState:
         Raises:
             NonFiniteError: if the gradient is not finite; before the update, on all ranks.
         """
-        self.lr = self.plateau.apply(learning_rate(self.progress.step, self.config))
+        self.lr = self.plateau.apply(learning_rate(self.progress.step, self.config, self.share))
         self.optimizers.set_learning_rate(self.lr)
         self._redraw()
         remembered = self.memories
@@ -148,7 +153,24 @@ class TrainState:
         self.average.update(self.progress.step)
         self.progress.batch += 1
         self.progress.n_token += target_BT.numel() * self.ranks.world
+        if self.budget is not None:
+            self.budget.read()
+            self.progress.seconds = self.budget.trained_s
         return nll_BT
+
+    @property
+    def share(self) -> float | None:
+        """Share of the time that is used; None: the training ends after a number of updates."""
+        if self.budget is None:
+            return None
+        return self.budget.share
+
+    @property
+    def is_over(self) -> bool:
+        """True if all updates are made, or the time is used; one update is made at least."""
+        if self.progress.step >= self.config.max_step:
+            return True
+        return self.budget is not None and self.budget.is_over and self.progress.step > 0
 
     def context_now(self) -> Context:
         """The context of the next update: its memory is as long as drawn, the same on all ranks and

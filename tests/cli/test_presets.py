@@ -1,0 +1,61 @@
+"""The table of presets: flags that go together, over which typed ones win, and that the scripts name."""
+
+import re
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from tests.cli.test_flags import CLASSES, read, refusal
+from tests.forks import ROOT
+from txl.cli.presets import PRESETS, Entry, words_of
+from txl.commands.settings import new_settings
+from txl.config import build
+from txl.runtime.distributed import Ranks
+
+ENTRIES = get_args(Entry)
+GIVEN = [
+    (name, entry) for name, preset in PRESETS.items() for entry in ENTRIES if getattr(preset, entry)
+]
+
+
+@pytest.mark.parametrize(("name", "entry"), GIVEN)
+def test_a_preset_has_flags_that_there_are_and_go_together(name: str, entry: Any) -> None:
+    found = read(entry, "--preset", name)
+    assert found == read(entry, *words_of(name, entry))
+    assert found
+    if entry != "train":
+        for cls in CLASSES[entry]:
+            build(cls, found)
+    else:
+        settings = new_settings(found, Ranks(0, 1, torch.device("cpu")))
+        assert settings.train.max_step == found["max_step"]
+
+
+def test_typed_flags_win_wherever_they_stand() -> None:
+    for line in ("--preset tiny --lr 1 --no_pre_lnorm", "--lr 1 --no_pre_lnorm --preset tiny"):
+        found = read("train", *line.split())
+        assert (found["lr"], found["pre_lnorm"], found["n_layer"]) == (1, False, 4)
+
+
+def test_flags_of_a_preset_that_a_typed_one_replaces_are_left_out() -> None:
+    assert read("train", "--preset", "tiny")["batch_size"] == 16
+    assert "batch_size" not in read("train", "--preset", "tiny", "--local_batch_size", "3")
+
+
+def test_a_preset_is_refused_by_a_program_that_it_has_no_flags_for() -> None:
+    assert refusal("generate", "--preset", "tiny").startswith("--preset: invalid choice: 'tiny'")
+    assert refusal("train", "--preset", "tinny").startswith("--preset: invalid choice: 'tinny'")
+
+
+def test_every_size_of_a_script_is_a_preset() -> None:
+    scripts = [ROOT / "run_wt103.sh", *sorted((ROOT / "scripts").glob("run_*.sh"))]
+    named = set()
+    for script in scripts:
+        text = script.read_text()
+        (name,) = re.findall(r"^script=\S+ name=(\w+)$", text, flags=re.MULTILINE)
+        (sizes,) = re.findall(r"^sizes=\((.*)\)$", text, flags=re.MULTILINE)
+        named |= {f"{name}-{size}" for size in sizes.split()}
+    assert named == {
+        name for name in PRESETS if re.match("(wt103|wt2|ptb|enwik8|text8|lm1b)-", name)
+    }

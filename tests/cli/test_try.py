@@ -1,0 +1,243 @@
+"""`txl try`: what it chooses for a text, what it says, and that the text decides what it says."""
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Here
+from txl.commands.try_text import Plan, as_words, name_of, plan_of, value_of
+from txl.config import Context
+from txl.data_utils.datasets import DataConfig
+from txl.data_utils.survey import has_spaces, survey
+from txl.evaluation.measures.token_losses import TokenLosses
+from txl.evaluation.rows import Row
+from txl.evaluation.score import Score
+from txl.evaluation.verdict import Verdict, judge
+
+SMALL = "--n_layer 1 --d_model 16 --n_head 2 --d_head 8 --d_inner 16 --batch_size 2 --tgt_len 8 --mem_len 8"
+SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+
+
+def lines_of(n_line: int, n_word: int, *, times: int = 1) -> str:
+    rng = random.Random(1)
+    lines = [" ".join(rng.choices(SYLLABLES, k=n_word)) + "\n" for _ in range(n_line)]
+    return "".join(times * line for line in lines)
+
+
+# what is chosen
+
+
+def planned(text: str, **typed: Any) -> Plan:
+    Path("mine.txt").write_text(text)
+    return plan_of({"minutes": 5.0, "data": "mine.txt", **typed})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_words_between_spaces_are_read_as_subwords_and_others_as_characters() -> None:
+    words = planned(lines_of(500, 9)).words
+    assert (value_of(words, "dataset"), value_of(words, "vocab_size")) == ("bpe", "512")
+    words = planned(
+        "\u6771\u4eac\u90fd\u306f\u5927\u304d\u3044\u3002\n" * 500, overwrite=True
+    ).words
+    assert value_of(words, "dataset") == "characters"
+    assert "--vocab_size" not in words
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_is_typed_wins_over_what_is_chosen() -> None:
+    words = planned(
+        lines_of(500, 9), dataset="characters", dropout=0.5, held_out=0.1, work_dir="runs/x"
+    ).words
+    found = {name: value_of(words, name) for name in ("dataset", "dropout", "held_out", "work_dir")}
+    assert found == {
+        "dataset": "characters",
+        "dropout": "0.5",
+        "held_out": "0.1",
+        "work_dir": "runs/x",
+    }
+    assert "--overwrite" not in words
+    assert "--vocab_size" not in words
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_small_text_is_not_read_more_often_than_helps_and_gives_a_larger_share() -> None:
+    plan = planned(lines_of(500, 9), dataset="characters")
+    assert value_of(plan.words, "held_out") == "0.15"
+    assert int(value_of(plan.words, "max_step")) == 276, "30 readings in updates of 1,024 tokens"
+    assert plan.after_s(2.0) == pytest.approx(20 * 2.0 * plan.n_test / plan.n_valid)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_second_model_has_the_same_flags_but_for_its_memory() -> None:
+    plan = planned(lines_of(500, 9), dataset="characters")
+    other = plan.against("none")
+    assert other.words[: len(plan.words)] == plan.words
+    assert (value_of(other.words, "memory"), value_of(other.words, "mem_len")) == ("none", "0")
+    assert str(other.run) == "runs/try-mine-against-none"
+    assert value_of(plan.against("compressive").words, "mem_len") == "128"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_survey_says_how_large_a_text_is() -> None:
+    Path("mine.txt").write_text("\u00e4 b\n" * 1000)
+    found = survey(DataConfig(data="mine.txt", dataset="bpe"))
+    assert (found.n_byte, found.n_char, found.n_file) == (5000, 4000, 1)
+    assert found.is_held_out
+
+
+def test_spaces_are_counted() -> None:
+    assert has_spaces("some words between spaces\n")
+    assert not has_spaces("\u6771 \u4eac \u90fd \u306f")
+    assert not has_spaces("0123456789abcdef" * 9)
+
+
+def test_flags_become_words_and_runs_get_names() -> None:
+    given = {"data": ("a b", "c"), "lr": 0.1, "pre_lnorm": True, "same_length": False, "ema": None}
+    assert as_words(given) == "--data|a b|c|--lr|0.1|--pre_lnorm|--no_same_length".split("|")
+    names = {
+        "x/my text.txt": "my-text",
+        "/data/shakespeare/input.txt": "shakespeare-input",
+        "a.csv": "a-csv",
+    }
+    assert {data: name_of(data) for data in names} == names
+
+
+# what is said
+
+
+def row(nats_N: np.ndarray, mem_len: int, borders: str) -> Row:
+    n_token = len(nats_N)
+    nats_N = np.concatenate([[np.nan], nats_N]).astype(np.float32)
+    context = Context(tgt_len=8, mem_len=mem_len)
+    ids_N = np.arange(n_token + 1) % 50
+    tokens = TokenLosses("test", {}, "", ids_N, nats_N, np.ones(n_token + 1), borders=borders)
+    score = Score(float(np.nansum(nats_N)), n_token)
+    return Row("test", context, score, 1.0, tokens=tokens, borders=borders)
+
+
+def verdict(
+    *, saved: float, spread: float = 0.1, nats: float = 2.0, n_train: int = 40_000, n: int = 9000
+) -> Verdict:
+    rng = np.random.default_rng(0)
+    base_N = np.full(n, nats) + rng.normal(0, 0.5, n)
+    rows = []
+    for borders, more in (("cut", 0.2), ("aside", 0.0)):
+        rows.append(row(base_N + saved + more + rng.normal(0, spread, n), 0, borders))
+        rows.append(row(base_N, 8, borders))
+        rows.append(row(base_N + 0.01, 16, borders))
+    train_ids = np.arange(n_train) % 50
+    return judge(
+        rows,
+        {},
+        starts=None,
+        trained=Context(tgt_len=8, mem_len=8),
+        reset="never",
+        train_ids=train_ids,
+    )
+
+
+def test_a_verdict_is_about_what_is_saved_by_seeing_further() -> None:
+    assert verdict(saved=0.05).word == "helps"
+    assert verdict(saved=0.0).word == "not shown"
+    assert verdict(saved=-0.05).word == "not shown"
+    assert verdict(saved=0.004, spread=0.001).word == "not shown", (
+        "an interval above 0, and less than seeds differ by"
+    )
+    assert verdict(saved=0.01, spread=20.0).word == "not shown"
+
+
+def test_little_text_and_little_training_tell_nothing() -> None:
+    assert verdict(saved=0.05, n_train=29_000).word == "too short to tell"
+    short = verdict(saved=0.05, n=300)
+    assert short.word == "too short to tell"
+    assert "20 are needed" not in short.sentence()
+    assert verdict(saved=0.0, nats=3.5).word == "too early to tell"
+    assert verdict(saved=0.05, nats=3.5).word == "helps"
+
+
+def test_a_sentence_has_both_figures_and_what_lies_beyond_is_said_to_be() -> None:
+    found = verdict(saved=0.05)
+    claim = r"memory helps: memory 8 in place of none: 2\d\.\d % lower perplexity a token .* % .* by seeing further.*"
+    assert re.fullmatch(claim, found.sentence())
+    assert found.beyond is not None
+    assert "16 is more than the 8 of the training" in found.beyond.claim()
+    assert json.loads(json.dumps(found.as_dict()))["word"] == "helps"
+
+
+# the program
+
+
+def test_it_trains_reads_samples_and_ends_in_a_sentence(here: Here) -> None:
+    """With no time for more than one update; the run is one like any other."""
+    Path("mine.txt").write_text(lines_of(200, 9))
+    out = here(
+        f"try mine.txt --dataset characters {SMALL} --eval_tgt_len 8 --minutes 1e-9 --against none"
+    ).out
+    last = out.splitlines()[-1]
+    assert last.startswith("| too short to tell (give more text)")
+    assert "against a model of no memory, trained for the same minutes" in last
+    assert "--resume --minutes" in out
+    found = json.loads(Path("runs/try-mine/try.json").read_text())
+    assert found["verdict"]["word"] == "too short to tell"
+    assert list(found["against"]) == ["none"]
+    assert here.row("eval --work_dir runs/try-mine --data mine.txt --split test")["tokens"] > 0
+    out = here(f"try mine.txt --dataset characters {SMALL} --eval_tgt_len 8 --minutes 1e-9").out
+    assert (
+        "says what it is worth: txl try mine.txt --minutes 1e-09 --against none"
+        in out.splitlines()[-1]
+    )
+
+
+def test_what_cannot_be_tried_is_refused_in_a_line(here: Here) -> None:
+    assert "TEXT: nothing to train on" in here.refused("try")
+    assert "nothing.txt" in here.refused("try nothing.txt")
+    Path("mine.txt").write_text(lines_of(20, 9))
+    assert "--against elephant: no such memory" in here.refused("try mine.txt --against elephant")
+
+
+# the text decides
+
+QUICK = "--dataset text --n_layer 2 --d_model 64 --n_head 4 --d_head 16 --d_inner 128 --dropout 0"
+
+
+def word_of(here: Here, text: str, flags: str) -> dict[str, Any]:
+    Path("mine.txt").write_text(text)
+    here(f"try mine.txt --minutes 60 --work_dir tried --documents file {QUICK} --seed 1 {flags}")
+    return json.loads(Path("tried/try.json").read_text())["verdict"]
+
+
+@pytest.mark.slow
+def test_lines_that_stand_twice_are_helped_by_a_memory(here: Here) -> None:
+    """Copies lie further back than a segment of 32."""
+    flags = "--tgt_len 32 --eval_tgt_len 32 --mem_len 64 --max_step 700"
+    found = word_of(here, lines_of(6000, 40, times=2), flags)
+    assert found["word"] == "helps"
+    assert found["gain"]["by_seeing_further"]["mean"] > 0.1
+
+
+@pytest.mark.slow
+def test_shuffled_lines_gain_nothing_by_seeing_further(here: Here) -> None:
+    """A memory in place of none helps all the same, as it mends the borders of segments."""
+    rng = random.Random(1)
+    chain = {word: rng.choices(SYLLABLES, k=3) for word in SYLLABLES}
+    lines = []
+    for _ in range(8000):
+        words = [rng.choice(SYLLABLES)]
+        while len(words) < 12:
+            words.append(rng.choice(chain[words[-1]]))
+        lines.append(" ".join(words))
+    found = word_of(here, "\n".join(lines) + "\n", "--max_step 300")
+    assert found["word"] == "not shown"
+    assert found["gain"]["in_all"]["low"] > 0
+    assert found["gain"]["by_seeing_further"]["mean"] < 0.005

@@ -1,0 +1,438 @@
+"""Does a memory help on a text of your own? Trains a small model on it for minutes and says so:
+
+txl try TEXT [--minutes 5]                  ./run_wt103.sh try TEXT
+
+TEXT is what --data takes: a file, a folder, a glob, an address. The run folder is one like any
+other. Flags of train.py override what is chosen by the size of the text.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from txl.cli.flags import Typed, named, read_flags
+from txl.cli.presets import TextSize, size_for, words_of
+from txl.commands.reporting import report_of
+from txl.commands.scoring import Split, score, streams_by_default
+from txl.commands.train import main as train
+from txl.config import Checked, Context, ModelConfig, build, option, require
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.remote import names_in, remember_typed
+from txl.data_utils.survey import Survey, survey
+from txl.evaluation.bootstrap import Interval
+from txl.evaluation.config import EvalConfig
+from txl.evaluation.report import print_row, write_json
+from txl.evaluation.rows import Row
+from txl.evaluation.verdict import Verdict, judge, saved_between
+from txl.language.model import LanguageModel
+from txl.registry import MEMORIES
+from txl.report.config import ReportConfig
+from txl.report.page import write_page
+from txl.report.record import HTML, JSON, write_report
+from txl.runtime.clock import Clock
+from txl.runtime.distributed import Ranks, device_of
+from txl.runtime.log import perplexity, print_line
+from txl.training.config import TrainConfig
+
+Borders = Literal["cut", "aside"]
+MINUTES = 5.0
+DRAW = 5
+"""Updates between two draws of the length of the memory. A model that has always had one reads
+badly without, on shuffled lines too: what it then gains by seeing further would be no gain of the
+text.
+"""
+EPOCHS = 30
+"""The rate has fallen when the text was read so often, if the minutes last longer."""
+_LEAST_UPDATES = 200
+MOST_TOKENS = 20_000
+"""Of a split that is read."""
+_HELD_OUT_BYTES = 40_000
+_LARGEST_SHARE = 0.15
+"""What is held out for each of valid and test: as many bytes, of a small text no more than this
+share.
+"""
+_READINGS = 20
+"""Of the test split when the training has ended, in evaluations of as many tokens without a memory:
+five lengths, three of them four times.
+"""
+MOST_USED = (
+    "data",
+    "minutes",
+    "against",
+    "work_dir",
+    "overwrite",
+    "dataset",
+    "text_field",
+    "seed",
+    "preset",
+)
+RESULT = "try.json"
+"""In the run folder: the verdict with its figures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryConfig(Checked):
+    """What the model is compared with."""
+
+    against: tuple[str, ...] = option(
+        (),
+        "train a second model on the same text for the same minutes, without memory (none) or with"
+        " another one (compressive, infini, ...), and compare: what memory is worth, where the"
+        " first model alone says what it is worth to this one",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.against:
+            choices = ", ".join(MEMORIES)
+            require(
+                name in list(MEMORIES), f"--against {name}: no such memory; there are {choices}"
+            )
+
+
+class Trial(NamedTuple):
+    """A model that was trained, and how the test split was read with it.
+
+    Attributes:
+        rows: each with the loss of each token.
+        starts: where documents begin in the split; None: nowhere.
+    """
+
+    lm: LanguageModel
+    corpus: Corpus
+    split: Split
+    rows: list[Row]
+
+    @property
+    def starts(self) -> Any:
+        return self.split.starts_if_any()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train, evaluate, sample and judge; returns the exit status of the
+    training if that is not 0.
+    """
+    clock = Clock()
+    configs = (TryConfig, DataConfig, TrainConfig, ModelConfig, Context)
+    words = ["--minutes", f"{MINUTES:g}", *named(argv, "data")]
+    typed = read_flags(words, *configs, description=__doc__ or "", first=MOST_USED, presets="train")
+    require("data" in typed, "TEXT: nothing to train on; name a file or a folder: txl try TEXT")
+    config = build(TryConfig, typed)
+    flags = {}
+    for name, value in typed.items():
+        if name != "against":
+            flags[name] = value
+    remember_typed(flags["data"])
+    plan = plan_of(flags)
+    status, trial = trained_and_read(plan, clock, flags)
+    if trial is None:
+        return status
+    verdict = verdict_of(trial)
+    say(trial, verdict, plan.run, flags)
+    record: dict[str, Any] = {
+        "minutes": flags["minutes"],
+        "verdict": verdict.as_dict(),
+        "against": {},
+    }
+    write_result(plan.run, trial, record)
+    print_line(f"| page: {draw_page(plan.run, trial)}")
+    for memory in config.against:
+        status, other = trained_and_read(plan.against(memory), Clock(), flags)
+        if other is None:
+            return status
+        record["against"][memory] = compared(trial, other, memory)
+        write_result(plan.run, trial, record)
+    answers = []
+    for found in record["against"].values():
+        answers.append(found["sentence"])
+    print_line("; ".join([f"| {verdict.sentence()}", *(answers or [advice(flags)])]))
+    return 0
+
+
+# what is trained
+
+
+class Plan(NamedTuple):
+    """What is done with a text.
+
+    Attributes:
+        words: the command line of train.py.
+        n_valid, n_test: tokens that an evaluation of the training reads, and of a reading of the
+        test split.
+    """
+
+    words: list[str]
+    n_valid: int
+    n_test: int
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        return Path(value_of(self.words, "work_dir"))
+
+    def after_s(self, evaluation_s: float) -> float:
+        """Seconds that the readings of the test split take, given those of an evaluation of the
+        training.
+        """
+        return _READINGS * evaluation_s * self.n_test / self.n_valid
+
+    def against(self, memory: str) -> "Plan":
+        """The same with another memory, in a folder beside."""
+        words = [
+            *self.words,
+            "--memory",
+            memory,
+            "--work_dir",
+            f"{self.run}-against-{memory}",
+            "--overwrite",
+        ]
+        if memory == "none":
+            words += ["--mem_len", "0", "--draw_mem_len", "0"]
+        return self._replace(words=words)
+
+
+def plan_of(typed: Typed) -> Plan:
+    """What is chosen by the size and kind of a text, over which what is typed wins.
+
+    Reads the text.
+    """
+    of_text = ("data", "documents", "text_field", "cache_dir")
+    found = survey(
+        DataConfig(**{name: typed[name] for name in of_text if name in typed}, dataset="bpe")
+    )
+    size = size_for(found.n_char)
+    preset = size.preset
+    if device_of(typed.get("device", "auto")).type == "cuda":
+        preset = size.on_gpu
+    everything = {**chosen_for(found, size, typed), **typed}
+    print_line(
+        f"| {in_words(found)}; read as {everything['dataset']}, trained with --preset {preset}"
+    )
+    words = [*words_of(preset, "train", typed), *as_words(everything)]
+    corpus = Corpus(build(DataConfig, everything), needed=("train", "valid"))
+    n_valid = min(MOST_TOKENS, len(corpus.split("valid")))
+    n_test = min(MOST_TOKENS, len(corpus.split(split_to_read(corpus))))
+    tgt_len = int(value_of(words, "tgt_len"))
+    if "max_step" not in typed:
+        per_step = int(value_of(words, "batch_size")) * tgt_len
+        words += [
+            "--max_step",
+            str(max(_LEAST_UPDATES, EPOCHS * len(corpus.split("train")) // per_step)),
+        ]
+    if "max_eval_steps" not in typed:
+        words += ["--max_eval_steps", str(-(-n_valid // (EvalConfig.batch_size * tgt_len)))]
+    return Plan(words, n_valid, n_test)
+
+
+def chosen_for(found: Survey, size: TextSize, typed: Typed) -> dict[str, Any]:
+    """The settings that depend on the text."""
+    chosen: dict[str, Any] = {"dataset": "characters", "dropout": size.dropout}
+    if found.has_spaces:
+        chosen["dataset"] = "bpe"
+    if typed.get("dataset", chosen["dataset"]) == "bpe" and "tokenizer" not in typed:
+        chosen["vocab_size"] = size.vocab_size
+    if found.is_held_out:
+        chosen["held_out"] = round(min(_LARGEST_SHARE, _HELD_OUT_BYTES / max(1, found.n_byte)), 6)
+    if typed.get("mem_len") != 0 and typed.get("memory") != "none":
+        chosen["draw_mem_len"] = DRAW
+    chosen["work_dir"] = f"runs/try-{name_of(typed['data'])}"
+    if "work_dir" not in typed and "resume" not in typed:
+        chosen["overwrite"] = True
+    return chosen
+
+
+def split_to_read(corpus: Corpus) -> str:
+    """The split that is read: test, if it is there."""
+    return corpus.held_out()[-1]
+
+
+def in_words(found: Survey) -> str:
+    """A text in a few words."""
+    files = "1 file"
+    if found.n_file > 1:
+        files = f"{found.n_file:,} files"
+    kind = "words between spaces"
+    if not found.has_spaces:
+        kind = "hardly any spaces"
+    return f"about {found.n_char:,} characters in {files}, {kind}"
+
+
+def name_of(data: tuple[str, ...] | str) -> str:
+    """A name for the run folder of a text."""
+    first = Path(names_in(data)[0]).resolve()
+    stem = first.name.removesuffix(".txt")
+    if stem in ("input", "train", "text", "data"):
+        stem = f"{first.parent.name}-{stem}"
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem)[:60].strip("-") or "text"
+
+
+def as_words(flags: Typed) -> list[str]:
+    """Flags as a command line."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is False:
+            words.append(f"--no_{name}")
+        elif isinstance(value, tuple):
+            words += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+def value_of(words: Sequence[str], name: str) -> str:
+    """The value of a flag, the last one that is given."""
+    at = len(words) - 1 - list(reversed(words)).index(f"--{name}")
+    return words[at + 1]
+
+
+# training, reading
+
+
+def trained_and_read(plan: Plan, clock: Clock, typed: Typed) -> tuple[int, Trial | None]:
+    """Train, and read the test split with the best checkpoint, all within the minutes; the exit
+    status, and no trial if the training was stopped.
+    """
+    status = train(plan.words, clock, plan.after_s)
+    if status:
+        return status, None
+    lm = LanguageModel.open(plan.run, device=typed.get("device", "auto"))
+    corpus = lm.corpus()
+    split = Split.of(corpus, split_to_read(corpus)).beginning(plan.n_test)
+    ranks = Ranks(0, 1, lm.model.device)
+    reset = lm.reading["reset"]
+    n_stream = streams_by_default(lm.model_config, reset, ranks)
+    rows = []
+    with lm.computing():
+        for borders, mem_len in readings(lm.context):
+            config = EvalConfig(borders=borders, batch_size=n_stream, reset=reset)
+            context = replace(lm.context, mem_len=mem_len)
+            row = score(lm.model, split, context, config, ranks, keeps_losses=True)
+            print_row(row)
+            rows.append(row)
+    return 0, Trial(lm, corpus, split, rows)
+
+
+def readings(trained: Context) -> list[tuple[Borders, int]]:
+    """Borders and memories to read the test split with: more lengths as the text is cut than with
+    borders aside, which takes four readings.
+    """
+    longest = trained.mem_len
+    found: list[tuple[Borders, int]] = []
+    for length in sorted({0, longest // 4, longest // 2, longest, 2 * longest}):
+        found.append(("cut", length))
+    for length in sorted({0, longest, 2 * longest}):
+        found.append(("aside", length))
+    return found
+
+
+# what is said
+
+
+def verdict_of(trial: Trial) -> Verdict:
+    """What the memory is worth to the model."""
+    return judge(
+        trial.rows,
+        trial.split.sizes,
+        starts=trial.starts,
+        trained=trial.lm.context,
+        reset=trial.lm.reading["reset"],
+        train_ids=trial.corpus.split("train"),
+    )
+
+
+def say(trial: Trial, verdict: Verdict, run: Path, typed: Typed) -> None:
+    """Print a sample, the figures and how to train longer."""
+    print_line("")
+    print_line(trial.lm.generate("", length=150, seed=1, top_p=0.9).strip())
+    print_line("")
+    row = row_of(trial, "cut", trial.lm.context.mem_len)
+    bits = row.score.bits_per_character
+    if bits is None:
+        per_character = ""
+    else:
+        per_character = f", {bits:.3f} bits a character"
+    print_line(
+        f"| test: {row.score.tokens:,} tokens, perplexity {row.score.perplexity:.2f} a token, "
+        f"{row.score.word_perplexity:.2f} a word and line end{per_character}"
+    )
+    if verdict.beyond is not None:
+        print_line(f"| beyond the memory of the training: {verdict.beyond.claim()}")
+    text = shlex.join(names_in(typed["data"]))
+    minutes = 6 * typed["minutes"]
+    longer = f"txl train --work_dir {shlex.quote(str(run))} --resume --minutes {minutes:g}"
+    print_line(
+        f"| to train it longer: {longer}; a larger one: txl try {text} --preset small --minutes 60"
+    )
+
+
+def advice(typed: Typed) -> str:
+    """What one model does not say, and the command that answers it."""
+    minutes = typed["minutes"]
+    text = shlex.join(names_in(typed["data"]))
+    after = f"this is of one model after {minutes:g} minutes"
+    if minutes == 1:
+        after = "this is of one model after 1 minute"
+    command = f"txl try {text} --minutes {minutes:g} --against none"
+    return f"{after}; a second one without memory says what it is worth: {command}"
+
+
+def row_of(trial: Trial, borders: str, mem_len: int) -> Row:
+    """The reading of a trial with these borders and this memory."""
+    return next(
+        row for row in trial.rows if (row.borders, row.context.mem_len) == (borders, mem_len)
+    )
+
+
+def compared(trial: Trial, other: Trial, memory: str) -> dict[str, Any]:
+    """Say how much lower the perplexity is than that of a model with another memory, and return it
+    for JSON.
+    """
+    shares: dict[str, Interval] = {}
+    lengths = (trial.lm.context.mem_len, other.lm.context.mem_len)
+    for borders in ("cut", "aside"):
+        one = row_of(trial, borders, lengths[0])
+        two = row_of(other, borders, lengths[1])
+        saved = saved_between(two, one, max(lengths), starts=trial.starts)
+        shares[borders] = saved.as_share()
+    if memory == "none":
+        name = "no memory"
+    else:
+        name = f"--memory {memory}"
+    theirs = perplexity(row_of(other, "cut", lengths[1]).score.nats_per_token)
+    ours = perplexity(row_of(trial, "cut", lengths[0]).score.nats_per_token)
+    sentence = (
+        f"against a model of {name}, trained for the same minutes (perplexity a token {theirs:.2f},"
+        f" here {ours:.2f}): {_share(shares['cut'])}; with borders aside {_share(shares['aside'])}"
+    )
+    found = {borders: [share.mean, share.low, share.high] for borders, share in shares.items()}
+    return {"sentence": sentence, "perplexity": theirs, "share": found}
+
+
+def _share(share: Interval) -> str:
+    word = "lower"
+    if share.mean < 0:
+        share = Interval(-share.mean, -share.high, -share.low)
+        word = "higher"
+    figures = f"{100 * share.mean:.1f} % {word} ({100 * share.low:.1f} to {100 * share.high:.1f})"
+    if not share.is_shown:
+        return f"no difference shown, {figures}"
+    return figures
+
+
+def draw_page(run: Path, trial: Trial) -> Path:
+    """Write report.json and report.html into the run folder, from the rows that were read."""
+    report = report_of(trial.lm, build(ReportConfig, {}), rows=trial.rows)
+    write_report(run / JSON, report)
+    write_page(run / HTML, [report])
+    return run / HTML
+
+
+def write_result(run: Path, trial: Trial, record: dict[str, Any]) -> None:
+    """Write what was found into the run folder."""
+    rows = [row.as_dict() for row in trial.rows]
+    write_json(run / RESULT, {**record, "weights": trial.lm.fingerprint(), "rows": rows})

@@ -1,0 +1,99 @@
+"""The time of a training with --minutes: what share of it is used, and when to evaluate."""
+
+from collections.abc import Callable
+
+from txl.runtime.distributed import Ranks
+
+_AT_FIRST = 0.03
+"""Share of the time kept for the evaluation at the end while no evaluation has been timed."""
+_INTERVAL = 0.1
+"""Share of the time between two evaluations."""
+_DEAREST = 0.1
+"""Share of the time that evaluations before the last may take."""
+
+
+class Budget:
+    """The time of a training, of which its last evaluation, and what follows, is a part.
+
+    Args:
+        minutes: from the start of the program; of a run that is resumed, together with those of
+            earlier starts.
+        seconds: since the start of the program. Those until now were preparation.
+        ranks: the time is that of rank 0.
+        trained_s: seconds of training in earlier starts.
+        after_s: seconds that are needed after the training, given those of an evaluation.
+    """
+
+    def __init__(
+        self,
+        minutes: float,
+        seconds: Callable[[], float],
+        ranks: Ranks,
+        *,
+        trained_s: float = 0.0,
+        after_s: Callable[[float], float] | None = None,
+    ) -> None:
+        self._total_s = 60 * minutes
+        self._seconds = seconds
+        self._ranks = ranks
+        self._after_s = after_s
+        self._begin_s = seconds() - trained_s
+        self._prepared_s = seconds()
+        self._evaluation_s: float | None = None
+        self._last_evaluation = 0.0
+        self.trained_s = trained_s
+        """Seconds of training until the last `read`."""
+        self.share = 0.0
+        """Share of the time that was used at the last `read`, 0 to 1."""
+        self.read()
+        self._last_evaluation = self.share
+
+    def read(self) -> None:
+        """Read the clock; all ranks call it together."""
+        trained_s = self._seconds() - self._begin_s
+        if self._ranks.world > 1:
+            trained_s = self._ranks.gathered(trained_s)[0]
+        self.trained_s = trained_s
+        limit_s = self._limit_s()
+        self.share = 1.0
+        if trained_s < limit_s:
+            self.share = trained_s / limit_s
+
+    def _limit_s(self) -> float:
+        """Seconds of training in all."""
+        kept_s = _AT_FIRST * self._total_s
+        if self._evaluation_s is not None:
+            kept_s = self._evaluation_s
+            if self._after_s is not None:
+                kept_s += self._after_s(self._evaluation_s)
+        return self._total_s - self._prepared_s - kept_s
+
+    @property
+    def is_over(self) -> bool:
+        """True if all of the time is used but for the evaluation at the end."""
+        return self.share >= 1
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of training that are left."""
+        return max(0.0, self._limit_s() - self.trained_s)
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        """True at the end, and before it at every tenth of the time, less often where evaluations
+        take long.
+        """
+        interval = _INTERVAL
+        if self._evaluation_s is not None and self._limit_s() > 0:
+            interval = max(interval, self._evaluation_s / self._limit_s() / _DEAREST)
+        return self.is_over or self.share - self._last_evaluation >= interval
+
+    def note_evaluation(self, seconds: float) -> None:
+        """An evaluation has ended, which took so long, checkpoints included; all ranks call it
+        together.
+        """
+        if self._ranks.world > 1:
+            seconds = self._ranks.gathered(seconds)[0]
+        self._evaluation_s = max(seconds, self._evaluation_s or 0.0)
+        self.read()
+        self._last_evaluation = self.share
