@@ -425,8 +425,13 @@ def _share(share: Interval) -> str:
 
 
 def draw_page(run: Path, trial: Trial) -> Path:
-    """Write report.json and report.html into the run folder, from the rows that were read."""
-    report = report_of(trial.lm, build(ReportConfig, {}), rows=trial.rows)
+    """Write report.json and report.html into the run folder, from the rows that were read.
+
+    Those of the lengths that were read both ways.
+    """
+    lengths = {row.context.mem_len for row in trial.rows if row.borders == "aside"}
+    rows = [row for row in trial.rows if row.context.mem_len in lengths]
+    report = report_of(trial.lm, build(ReportConfig, {}), rows=rows)
     write_report(run / JSON, report)
     write_page(run / HTML, [report])
     return run / HTML
