@@ -47,9 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_words_between_spaces_are_read_as_subwords_and_others_as_characters() -> None:
     words = planned(lines_of(500, 9)).words
     assert (value_of(words, "dataset"), value_of(words, "vocab_size")) == ("bpe", "512")
-    words = planned(
-        "\u6771\u4eac\u90fd\u306f\u5927\u304d\u3044\u3002\n" * 500, overwrite=True
-    ).words
+    words = planned("\u6771\u4eac\u90fd\u306f\u5927\u304d\u3044\u3002\n" * 500).words
     assert value_of(words, "dataset") == "characters"
     assert "--vocab_size" not in words
 
@@ -66,8 +64,19 @@ def test_what_is_typed_wins_over_what_is_chosen() -> None:
         "held_out": "0.1",
         "work_dir": "runs/x",
     }
-    assert "--overwrite" not in words
     assert "--vocab_size" not in words
+
+
+@pytest.mark.usefixtures("folder")
+def test_no_trial_is_overwritten() -> None:
+    Path("runs/try-mine").mkdir(parents=True)
+    Path("runs/try-mine-2-against-none").mkdir()
+    plan = planned(lines_of(500, 9), dataset="characters")
+    assert str(plan.run) == "runs/try-mine-2"
+    assert str(plan.against("none").run) == "runs/try-mine-2-against-none-2"
+    again = planned(lines_of(500, 9), dataset="characters", work_dir="runs/x", overwrite=True)
+    Path("runs/x-against-none").mkdir()
+    assert str(again.against("none").run) == "runs/x-against-none"
 
 
 @pytest.mark.usefixtures("folder")
@@ -188,6 +197,8 @@ def test_it_trains_reads_samples_and_ends_in_a_sentence(here: Here) -> None:
     assert last.startswith("| too short to tell (give more text)")
     assert "against a model of no memory, trained for the same minutes" in last
     assert "--resume --minutes" in out
+    assert "| page: runs/try-mine/report.html" in out
+    assert Path("runs/try-mine/report.html").is_file()
     found = json.loads(Path("runs/try-mine/try.json").read_text())
     assert found["verdict"]["word"] == "too short to tell"
     assert list(found["against"]) == ["none"]

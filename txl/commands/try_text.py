@@ -6,6 +6,7 @@ TEXT is what --data takes: a file, a folder, a glob, an address. The run folder 
 other. Flags of train.py override what is chosen by the size of the text.
 """
 
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -181,14 +182,10 @@ class Plan(NamedTuple):
 
     def against(self, memory: str) -> "Plan":
         """The same with another memory, in a folder beside."""
-        words = [
-            *self.words,
-            "--memory",
-            memory,
-            "--work_dir",
-            f"{self.run}-against-{memory}",
-            "--overwrite",
-        ]
+        folder = f"{self.run}-against-{memory}"
+        if "--overwrite" not in self.words:
+            folder = free_folder(folder)
+        words = [*self.words, "--memory", memory, "--work_dir", folder]
         if memory == "none":
             words += ["--mem_len", "0", "--draw_mem_len", "0"]
         return self._replace(words=words)
@@ -239,9 +236,21 @@ def chosen_for(found: Survey, size: TextSize, typed: Typed) -> dict[str, Any]:
     if typed.get("mem_len") != 0 and typed.get("memory") != "none":
         chosen["draw_mem_len"] = DRAW
     chosen["work_dir"] = f"runs/try-{name_of(typed['data'])}"
-    if "work_dir" not in typed and "resume" not in typed:
-        chosen["overwrite"] = True
+    if "resume" not in typed:
+        chosen["work_dir"] = free_folder(chosen["work_dir"])
     return chosen
+
+
+def free_folder(name: str) -> str:
+    """This folder, or with a number the first one that is not there: a trial may have been trained
+    on for hours since.
+    """
+    folder = name
+    for number in itertools.count(2):
+        if not Path(folder).exists():
+            break
+        folder = f"{name}-{number}"
+    return folder
 
 
 def split_to_read(corpus: Corpus) -> str:
