@@ -112,6 +112,11 @@ SENTENCES = [
         (0.0511, 0.04, 0.06),
         "5.1 % lower perplexity a word (4.0 to 6.0); 5.1 % (4.0 to 6.0) by seeing further",
     ),
+    (
+        (-0.0004, -0.0009, -0.0001),
+        (0.0002, 0.0001, 0.0004),
+        "lower perplexity a word not shown (-0.1 to 0.0 %); by seeing further not shown (0.0 to 0.0 %)",
+    ),
 ]
 
 

@@ -428,7 +428,7 @@ def _share(share: Interval) -> str:
         share = Interval(-share.mean, -share.high, -share.low)
         word = "higher"
     figures = f"{100 * share.mean:.1f} % {word} ({100 * share.low:.1f} to {100 * share.high:.1f})"
-    if not share.is_shown:
+    if not share.is_printed:
         return f"no difference shown, {figures}"
     return figures
 

@@ -36,6 +36,11 @@ class Interval:
         """False where the interval holds 0."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def is_printed(self) -> bool:
+        """Of a share: False also where its mean rounds to 0.0 %."""
+        return self.is_shown and round(self.mean, 3) != 0
+
     def as_share(self) -> "Interval":
         """Of nats that are saved per unit: by what share the perplexity of a unit is lower.
 

@@ -79,7 +79,7 @@ class Gain:
 
 
 def _in_all(share: Interval, unit: str) -> str:
-    if not share.is_shown:
+    if not share.is_printed:
         return f"lower perplexity a {unit} not shown ({_percent(share)} %)"
     if share.mean < 0:
         share = Interval(-share.mean, -share.high, -share.low)
@@ -88,8 +88,8 @@ def _in_all(share: Interval, unit: str) -> str:
 
 
 def _by_seeing_further(in_all: Interval, share: Interval) -> str:
-    gains = in_all.is_shown and in_all.mean > 0
-    if not share.is_shown:
+    gains = in_all.is_printed and in_all.mean > 0
+    if not share.is_printed:
         return f"by seeing further not shown ({_percent(share)} %)" + f", the gain {MENDS}" * gains
     if share.mean < 0:
         share = Interval(-share.mean, -share.high, -share.low)
@@ -105,7 +105,9 @@ def _by_seeing_further(in_all: Interval, share: Interval) -> str:
 
 
 def _percent(share: Interval) -> str:
-    return f"{100 * share.low:.1f} to {100 * share.high:.1f}"
+    low = round(100 * share.low, 1) + 0.0  # without the sign of -0.0
+    high = round(100 * share.high, 1) + 0.0
+    return f"{low:.1f} to {high:.1f}"
 
 
 def gains_of(

@@ -151,7 +151,7 @@ def levels(report: Report, measure: Measure, borders: str) -> str:
     ends = " to ".join(numbers([near, far]))
     if share is None:
         return f"{name}: {ends}, of a text that is too short to tell"
-    if not share.is_shown:
+    if not share.is_printed:
         return f"{name}: {ends} with memory {gain.longer}, no difference that is shown"
     direction = "falls"
     if share.mean < 0:
