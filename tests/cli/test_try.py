@@ -73,10 +73,10 @@ def test_no_trial_is_overwritten() -> None:
     Path("runs/try-mine-2-against-none").mkdir()
     plan = planned(lines_of(500, 9), dataset="characters")
     assert str(plan.run) == "runs/try-mine-2"
-    assert str(plan.against("none").run) == "runs/try-mine-2-against-none-2"
+    assert str(plan.against("none", 500).run) == "runs/try-mine-2-against-none-2"
     again = planned(lines_of(500, 9), dataset="characters", work_dir="runs/x", overwrite=True)
     Path("runs/x-against-none").mkdir()
-    assert str(again.against("none").run) == "runs/x-against-none"
+    assert str(again.against("none", 500).run) == "runs/x-against-none"
 
 
 @pytest.mark.usefixtures("folder")
@@ -88,13 +88,23 @@ def test_a_small_text_is_not_read_more_often_than_helps_and_gives_a_larger_share
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_slow_machine_reads_less_of_the_test_split_so_that_time_is_left_to_train() -> None:
+    """A third of five minutes: 100 s for 20 readings."""
+    plan = planned(lines_of(500, 9))._replace(n_valid=10_000, n_test=20_000)
+    assert (plan.n_to_read(2.5), plan.after_s(2.5)) == (20_000, 100.0)
+    assert (plan.n_to_read(5.0), plan.after_s(5.0)) == (10_000, 100.0)
+    assert plan.n_to_read(50.0) == 6_000
+
+
+@pytest.mark.usefixtures("folder")
 def test_the_second_model_has_the_same_flags_but_for_its_memory() -> None:
     plan = planned(lines_of(500, 9), dataset="characters")
-    other = plan.against("none")
+    other = plan.against("none", 500)
     assert other.words[: len(plan.words)] == plan.words
     assert (value_of(other.words, "memory"), value_of(other.words, "mem_len")) == ("none", "0")
     assert str(other.run) == "runs/try-mine-against-none"
-    assert value_of(plan.against("compressive").words, "mem_len") == "128"
+    assert other.n_to_read(1e9) == 500, "as many tokens as were read with the first model"
+    assert value_of(plan.against("compressive", 500).words, "mem_len") == "128"
 
 
 @pytest.mark.usefixtures("folder")

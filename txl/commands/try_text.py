@@ -50,6 +50,10 @@ EPOCHS = 30
 _LEAST_UPDATES = 200
 MOST_TOKENS = 20_000
 """Of a split that is read."""
+FEWEST_TOKENS = 6_000
+"""Of the test split, however slow the machine: of fewer nothing can be told."""
+_MOST_OF_TIME = 1 / 3
+"""Of the minutes, for the readings of the test split; it is read in part where they take longer."""
 _HELD_OUT_BYTES = 40_000
 _LARGEST_SHARE = 0.15
 """What is held out for each of valid and test: as many bytes, of a small text no more than this
@@ -141,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
     write_result(plan.run, trial, record)
     print_line(f"| page: {draw_page(plan.run, trial)}")
     for memory in config.against:
-        status, other = trained_and_read(plan.against(memory), Clock(), flags)
+        status, other = trained_and_read(plan.against(memory, len(trial.split.ids)), Clock(), flags)
         if other is None:
             return status
         record["against"][memory] = compared(trial, other, memory)
@@ -163,32 +167,44 @@ class Plan(NamedTuple):
         words: the command line of train.py.
         n_valid, n_test: tokens that an evaluation of the training reads, and of a reading of the
         test split.
+        n_least: tokens of the test split that are read however long it takes.
     """
 
     words: list[str]
     n_valid: int
     n_test: int
+    n_least: int = FEWEST_TOKENS
 
     @property
     def run(self) -> Path:
         """The run folder."""
         return Path(value_of(self.words, "work_dir"))
 
+    def n_to_read(self, evaluation_s: float) -> int:
+        """Tokens of the test split that can be read in the time for it, given the seconds of an
+        evaluation of the training.
+        """
+        seconds = 60 * float(value_of(self.words, "minutes"))
+        in_time = int(_MOST_OF_TIME * seconds * self.n_valid / (_READINGS * evaluation_s))
+        return min(self.n_test, max(self.n_least, in_time))
+
     def after_s(self, evaluation_s: float) -> float:
         """Seconds that the readings of the test split take, given those of an evaluation of the
         training.
         """
-        return _READINGS * evaluation_s * self.n_test / self.n_valid
+        return _READINGS * evaluation_s * self.n_to_read(evaluation_s) / self.n_valid
 
-    def against(self, memory: str) -> "Plan":
-        """The same with another memory, in a folder beside."""
+    def against(self, memory: str, n_read: int) -> "Plan":
+        """The same with another memory, in a folder beside; the same tokens are read of the test
+        split.
+        """
         folder = f"{self.run}-against-{memory}"
         if "--overwrite" not in self.words:
             folder = free_folder(folder)
         words = [*self.words, "--memory", memory, "--work_dir", folder]
         if memory == "none":
             words += ["--mem_len", "0", "--draw_mem_len", "0"]
-        return self._replace(words=words)
+        return self._replace(words=words, n_test=n_read, n_least=n_read)
 
 
 def plan_of(typed: Typed) -> Plan:
@@ -306,12 +322,19 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Typed) -> tuple[int, Trial
     """Train, and read the test split with the best checkpoint, all within the minutes; the exit
     status, and no trial if the training was stopped.
     """
-    status = train(plan.words, clock, plan.after_s)
+    n_test = plan.n_test
+
+    def after_s(evaluation_s: float) -> float:
+        nonlocal n_test
+        n_test = plan.n_to_read(evaluation_s)
+        return plan.after_s(evaluation_s)
+
+    status = train(plan.words, clock, after_s)
     if status:
         return status, None
     lm = LanguageModel.open(plan.run, device=typed.get("device", "auto"))
     corpus = lm.corpus()
-    split = Split.of(corpus, split_to_read(corpus)).beginning(plan.n_test)
+    split = Split.of(corpus, split_to_read(corpus)).beginning(n_test)
     ranks = Ranks(0, 1, lm.model.device)
     reset = lm.reading["reset"]
     n_stream = streams_by_default(lm.model_config, reset, ranks)
