@@ -4,6 +4,7 @@ Shape letters: B batch, S tokens of the source, T tokens of the target, D d_mode
 """
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -48,17 +49,24 @@ def causal(n_token: int, device: torch.device) -> Tensor:
 
 def require_served(config: ModelConfig) -> None:
     """Raise `UsageError` on settings that the 2017 model does not have."""
-    plain = ModelConfig()
-    for field in fields(config):
-        if field.name in _SIZES | _CLUSTERS:
+    had = _settings_of(config)
+    served = _settings_of(ModelConfig(position="sinusoid_input"))
+    for name in {**had, **served}:
+        if name in _SIZES | _CLUSTERS:
             continue
-        given = getattr(config, field.name)
-        wanted = "sinusoid_input" if field.name == "position" else getattr(plain, field.name)
+        given = had.get(name)
+        wanted = served.get(name)
         require(
             given == wanted,
-            f"{field.name}={given!r}: Seq2Seq is the Transformer of 2017, built with {field.name}={wanted!r} only; "
+            f"{name}={given!r}: Seq2Seq is the Transformer of 2017, built with {name}={wanted!r} only; "
             f"say so in its ModelConfig",
         )
+
+
+def _settings_of(config: ModelConfig) -> dict[str, Any]:
+    """Of the model and of its parts."""
+    settings = {field.name: getattr(config, field.name) for field in fields(config)}
+    return settings | settings.pop("own")
 
 
 class AttentionOver(Attention):

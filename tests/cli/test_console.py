@@ -112,6 +112,7 @@ def test_what_python_m_starts_and_what_txl_starts_are_one_list() -> None:
     same = {program.same for program in PROGRAMS.values()}
     scripts = {path.name for path in ROOT.glob("*.py")}
     aliases = {
+        "./run_wt103.sh try",
         "python -m txl estimate",
         "python -m txl report",
         "python eval.py --text",

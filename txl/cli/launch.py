@@ -91,9 +91,9 @@ def launch(name: str) -> None:
         # kill the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     _use_own_environment()
-    import_module("txl.runtime.clock").note_launch()
     if not _WAITING & os.environ.keys():  # read by OpenMP when torch is imported
         os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
+    import_module("txl.runtime.clock").note_launch()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else a shell started us with it ignored
         signal.signal(signal.SIGINT, _end)

@@ -85,7 +85,7 @@ class TryConfig(Checked):
     against: tuple[str, ...] = option(
         (),
         "train a second model on the same text for the same minutes, without memory (none) or with"
-        " another one (compressive, infini, ...), and compare: what memory is worth, where the"
+        " another one, by its name in --memory, and compare: what memory is worth, where the"
         " first model alone says what it is worth to this one",
     )
 
