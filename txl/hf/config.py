@@ -70,10 +70,9 @@ class TransfoXLConfig(PreTrainedConfig):
         trainer_compatible: bool = False,
         **others: Any,
     ) -> None:
-        own = {}
-        for name, value in locals().items():
-            if name not in ("self", "others", "__class__"):
-                own[name] = value
+        own = dict(locals())  # the arguments
+        for name in ("self", "others", "__class__"):
+            own.pop(name, None)
         own["cutoffs"] = list(cutoffs)
         own["tie_projs"] = (
             [False] + [proj_share_all_but_first] * len(cutoffs)
