@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Here
+from txl.commands import try_text
 from txl.commands.try_text import Plan, as_words, name_of, plan_of, value_of
 from txl.config import Context
 from txl.data_utils.datasets import DataConfig
@@ -195,6 +196,16 @@ def test_a_sentence_has_both_figures_and_what_lies_beyond_is_said_to_be() -> Non
 
 
 # the program
+
+
+def test_the_page_is_of_as_many_tokens_as_were_read(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(try_text, "MOST_TOKENS", 100)
+    Path("mine.txt").write_text(lines_of(200, 9))
+    here(f"try mine.txt --dataset characters {SMALL} --eval_tgt_len 8 --minutes 1e-9")
+    report = json.loads(Path("runs/try-mine/report.json").read_text())
+    assert report["n_token"] == 99
 
 
 def test_it_trains_reads_samples_and_ends_in_a_sentence(here: Here) -> None:

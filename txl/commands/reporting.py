@@ -124,6 +124,8 @@ def report_of(
     ranks = Ranks(0, 1, lm.model.device)
     config = evaluation_of(lm, asked, typed, ranks, name)
     split = Split.of(corpus, name)
+    if rows and rows[0].tokens is not None:  # they may be of its beginning
+        split = split.beginning(len(rows[0].tokens.nats_N))
     with lm.used_as(config) as model:
         if not rows:
             rows = read(model, split, config, lm.context, ranks)
