@@ -85,8 +85,11 @@ def read(
     """
     memory = memory.with_feats(layers, context, n_new=1)
     if not memory.one_token:
-        pairs = zip(layers, memory.feats, strict=True)
-        memory = replace(memory, one_token=tuple(_Reader(*pair, h_BTD) for pair in pairs))
+        scratch = _Scratch(at_least_float32(h_BTD.dtype))
+        readers = []
+        for layer, feats in zip(layers, memory.feats, strict=True):
+            readers.append(_Reader(layer, feats, h_BTD, scratch))
+        memory = replace(memory, one_token=tuple(readers))
     h_BD = h_BTD[:, 0]
     states = []
     with torch.autocast("cpu", enabled=False):
@@ -96,16 +99,36 @@ def read(
     return h_BD[:, None], memory.of(states)
 
 
+class _Scratch:
+    """Room for the keys and values of one layer in a wider dtype, for one layer after the other.
+
+    New memory in each call takes three times as long to get as to fill.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._room = torch.empty(0, dtype=dtype)
+
+    def widened(self, x: Tensor) -> Tensor:
+        """The same numbers in the wider dtype, valid until the next call."""
+        if x.dtype == self._room.dtype:
+            return x
+        n = x.numel()
+        if self._room.numel() < n:
+            self._room = self._room.new_empty(n + n // 4)  # a memory grows token by token
+        return self._room[:n].view(x.shape).copy_(x)
+
+
 class _Reader:
     """A layer, as it reads one token a stream after another: weights, and features that the layer
     has projected.
     """
 
-    def __init__(self, layer: Layer, feats: Tensor, like_BTD: Tensor) -> None:
+    def __init__(self, layer: Layer, feats: Tensor, like_BTD: Tensor, scratch: _Scratch) -> None:
         attn = layer.attn
         ff = layer.ff
         n_row = len(like_BTD)
         self._n_head = attn.n_head
+        self._scratch = scratch
         self._scale = attn.pos.scale
         self._pre_lnorm = layer.pre_lnorm
         self._dtype = product_dtype(like_BTD)
@@ -150,9 +173,10 @@ class _Reader:
         else:
             kv_2BNSH = seen.kv_2BNMH[:, :, :, -window:]
         q_2BNH = qkv_3BNH[0] + self._uw_21NH  # wide, as is all that follows
-        k_PSH, v_PSH = kv_2BNSH.flatten(1, 2).to(q_2BNH.dtype).unbind()
-        prob_P1S = self._logits(q_2BNH, k_PSH).softmax(-1)
-        return self._o(torch.bmm(prob_P1S, v_PSH).view(B, -1).to(self._dtype)), seen
+        k_PSH, v_PSH = kv_2BNSH.flatten(1, 2).unbind()
+        prob_P1S = self._logits(q_2BNH, self._scratch.widened(k_PSH)).softmax(-1)
+        out_P1H = torch.bmm(prob_P1S, self._scratch.widened(v_PSH))
+        return self._o(out_P1H.view(B, -1).to(self._dtype)), seen
 
     def _logits(self, q_2BNH: Tensor, k_PSH: Tensor) -> Tensor:
         """scale * (x.k + y.r), (B N, 1, S), for queries [x, y], which have the biases."""
