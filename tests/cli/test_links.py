@@ -38,7 +38,7 @@ def refusal(here: Here, line: str) -> str:
 
 
 @pytest.mark.parametrize("line", [RESUME, "train --work_dir run --overwrite"])
-@pytest.mark.parametrize("name", [".accepted", "metrics.jsonl", "tensorboard"])
+@pytest.mark.parametrize("name", [".accepted", "metrics.jsonl", "tensorboard", "log.txt"])
 def test_what_would_be_written_through_a_link_is_refused(
     here: Here, notes: Path, name: str, line: str
 ) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import as_of_0_2, change_record, sign
 from tests.cli.conftest import Here, Trained, config_of, contents, pointed, records, train_here
+from txl.commands import train as txl_train
 from txl.language import sources
 from txl.language.model import LanguageModel
 from txl.runtime.lock import Lock
@@ -365,6 +366,36 @@ def test_records_of_later_steps_are_made_once_and_tensorboard_is_told(
     assert all(path.name.endswith(".txl") for path in (NEW / "tensorboard").iterdir())
     events = EventAccumulator(str(NEW / "tensorboard")).Reload()
     assert [point.step for point in events.Scalars("perplexity/valid")] == [1, 2, 3, 4]
+
+
+def test_the_log_holds_what_every_start_has_printed(here: Here) -> None:
+    """Behind a line with the time and the command; a log that somebody else has begun goes on."""
+    NEW.mkdir()
+    (NEW / "log.txt").write_text("of somebody else\n")
+    first = here("train").out.splitlines()
+    second = here("train --overwrite").out.splitlines()
+    lines = (NEW / "log.txt").read_text().splitlines()
+    begins = [i for i, line in enumerate(lines) if line.startswith("=== ")]
+    assert lines[: begins[0]] == ["of somebody else"]
+    assert lines[begins[0] + 1 : begins[1]] == first
+    assert lines[begins[1] + 1 :] == second
+    assert [line.split()[0] for line in first[-1:]] == ["|"]
+
+
+def test_a_finished_run_says_so_and_a_text_that_is_read_often_is_named(here: Here) -> None:
+    assert (
+        "this run is finished: its 4 steps are those of --max_step"
+        in here("train --work_dir run --resume").out
+    )
+    assert "finished" not in here("train").out
+    few = here("train --overwrite --max_step 4 --batch_size 20 --tgt_len 40").out
+    assert "reads this text 2 times" not in few
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(txl_train, "MANY_READINGS", 2)
+        assert (
+            "--max_step 4 reads this text 2 times"
+            in here("train --overwrite --max_step 4 --batch_size 20 --tgt_len 40").out
+        )
 
 
 def test_a_full_disk_leaves_no_half_record(tmp_path: Path, full_disk: Any) -> None:

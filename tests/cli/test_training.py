@@ -35,7 +35,15 @@ def weights(run: str) -> dict[str, bytes]:
 def test_a_run_holds_whole_checkpoints_what_was_typed_and_nothing_else(trained: Trained) -> None:
     best, latest = pointed(trained.run, "best"), pointed(trained.run)
     names = {path.name for path in trained.run.iterdir()}
-    assert names == {"best", "latest", "tensorboard", "metrics.jsonl", best.name, "step_00000004"}
+    assert names == {
+        "best",
+        "latest",
+        "tensorboard",
+        "metrics.jsonl",
+        "log.txt",
+        best.name,
+        "step_00000004",
+    }
     losses = {r["step"]: r["valid/nll_nats"] for r in records(trained.run, "valid")}
     assert (latest.name, int(best.name[-8:])) == (
         "step_00000004",

@@ -4,6 +4,9 @@ python train.py --data FOLDER ...           torchrun --nproc_per_node=4 train.py
 """
 
 import functools
+import shlex
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,14 +39,14 @@ from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.clock import Clock
 from txl.runtime.distributed import Ranks, process_group
-from txl.runtime.log import print_line
+from txl.runtime.log import print_line, transcript
 from txl.training.budget import Budget
 from txl.training.config import TrainConfig
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
 from txl.training.folder import locked_run_directory, prepare_resume, start_new_run
 from txl.training.init import init_weights
 from txl.training.loop import train
-from txl.training.metrics import Metrics, provenance
+from txl.training.metrics import LOG, Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, sizes
 from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, require_shards, shard
 from txl.training.step import TrainState, autocast_dtype
@@ -63,6 +66,8 @@ MOST_USED = (
     ),
     *("n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "adaptive"),
 )
+MANY_READINGS = 100
+"""Of a text in a training, from which on it is said how many there are."""
 _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 
 
@@ -83,6 +88,7 @@ def main(
     keep_freed_memory()
     run_folder = Path(asked.work_dir)
     with (
+        transcript() as log,
         process_group(timeout_s=asked.timeout_s, device=asked.device) as ranks,
         locked_run_directory(run_folder, ranks) as restarted,
     ):
@@ -107,6 +113,7 @@ def main(
 
         with metrics_of(state, run_folder, resumed_from) as metrics:
             if ranks.is_main:
+                log.write_to(run_folder / LOG, title_of_start())
                 print_beginning(state, len(stream), needed)
                 note_beginning(metrics, state, record, resumed_from)
             if config.sample_length:
@@ -347,6 +354,8 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -
     config = state.config
     by_row = config.reset == "document"
     print_line(describe(model, state.ranks, n_segment))
+    for line in notices(state, n_segment):
+        print_line(f"| {line}")
     path = attention_path(model, state.context, state.dtype, needs_grad=True, by_row=by_row)
     print_line(f"| attention: {path}, products in {str(state.dtype).removeprefix('torch.')}")
     what = unbounded(model.config)
@@ -355,6 +364,32 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -
     if config.shard and not model.is_sharded:
         print_line("| --shard: one process has nothing to share out; start several with torchrun")
     print_line(describe_bytes(needed))
+
+
+def title_of_start() -> str:
+    """The line in log.txt with which a start begins: the time, and the command line."""
+    return f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(sys.orig_argv[1:])}"
+
+
+def notices(state: TrainState, n_segment: int) -> list[str]:
+    """What a user may not expect of the length of this training: it is finished already, or reads
+    a short text many times.
+    """
+    max_step = state.config.max_step
+    if state.budget is not None:
+        return []
+    if state.is_over and not state.progress.owes_evaluation:
+        return [
+            f"this run is finished: its {state.progress.step:,} steps are those of --max_step;"
+            " raise --max_step to go on"
+        ]
+    n_reading = max_step / max(1, n_segment)
+    if n_reading < MANY_READINGS:
+        return []
+    return [
+        f"--max_step {max_step} reads this text {n_reading:,.0f} times, and a model learns a text"
+        " by heart that it reads often: watch the valid loss, or lower --max_step"
+    ]
 
 
 def note_beginning(

@@ -6,10 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
 from tqdm import tqdm
+
+from txl.files import errors_naming, not_through_a_link
 
 T = TypeVar("T")
 
@@ -21,7 +25,9 @@ class _AboveTheBar(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("txl.data_utils.") and os.environ.get("RANK", "0") != "0":
             return  # all ranks read the same text
-        tqdm.write(in_one_line(f"note: {record.getMessage()}"), file=sys.stderr)
+        line = in_one_line(f"note: {record.getMessage()}")
+        tqdm.write(line, file=sys.stderr)
+        _keep(line)
 
 
 def print_notices() -> None:
@@ -35,11 +41,68 @@ def print_line(line: str) -> None:
     """Print a line of results to stdout, above any progress bar."""
     tqdm.write(line, file=sys.stdout)
     sys.stdout.flush()
+    _keep(line)
 
 
 def print_error(line: str) -> None:
     """Print an error to stderr, in one line with the program's name."""
-    print(in_one_line(f"{Path(sys.argv[0]).name}: {line}"), file=sys.stderr)
+    line = in_one_line(f"{Path(sys.argv[0]).name}: {line}")
+    print(line, file=sys.stderr)
+    _keep(line)
+
+
+class Transcript:
+    """The lines that are printed, kept for a file that is not there yet when the first are."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._file: FileIO | None = None
+
+    def add(self, line: str) -> None:
+        """Keep a line."""
+        self._lines.append(line)
+        if self._file is not None:
+            self._write(self._file)
+
+    def write_to(self, path: Path, title: str) -> None:
+        """Append a title and all lines to a file, those to come too. Raises `OSError` if it cannot
+        be written to, or a link is in its place.
+        """
+        self._lines.insert(0, title)
+        # unbuffered: nothing is lost when the process is killed
+        self._file = open(path, "ab", buffering=0, opener=not_through_a_link)  # noqa: SIM115
+        self._write(self._file)
+
+    def _write(self, file: FileIO) -> None:
+        text = "\n".join(self._lines) + "\n"
+        self._lines.clear()
+        with errors_naming(Path(file.name)):
+            file.write(text.encode(errors="replace"))
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._file is not None:
+            self._file.close()
+
+
+_transcripts: list[Transcript] = []
+
+
+def _keep(line: str) -> None:
+    for kept in _transcripts:
+        kept.add(line)
+
+
+@contextmanager
+def transcript() -> Iterator[Transcript]:
+    """Keeps the lines that are printed inside this context."""
+    kept = Transcript()
+    _transcripts.append(kept)
+    try:
+        yield kept
+    finally:
+        _transcripts.remove(kept)
+        kept.close()
 
 
 def in_one_line(message: str) -> str:

@@ -25,6 +25,7 @@ from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_stopp
 from txl.training.finite import require_finite_weights
 from txl.training.meter import Meter
 from txl.training.metrics import Metrics
+from txl.training.pace import FIRST_LINE, LINE, SAVE, Pace, read_ballot
 from txl.training.sharding import reshard
 from txl.training.step import TrainState
 
@@ -130,8 +131,10 @@ def train(
     """
     config, progress, ranks = state.config, state.progress, state.ranks
     meter, vote = Meter(state.model, state.context, ranks, state.dtype), Vote(ranks)
+    pace = Pace(is_main=ranks.is_main)
     save_interval = config.save_interval or config.eval_interval
     asked, saved_in = 0, None
+    first_line = progress.step + FIRST_LINE
     bar = _bar(state)
     state.model.train()
     finished = nullcontext() if checkpoints is None else checkpoints.finished()
@@ -145,13 +148,19 @@ def train(
             bar.update()
 
             evaluate_now = _evaluation_is_due(state)
+            asked, due = read_ballot(vote.agree(pace.ballot(request.noted)))
             by_clock = state.budget is not None
             if progress.step % config.log_interval == 0 or (by_clock and evaluate_now):
                 state.check()
                 _report(state, meter.read(), bar, metrics)
+                pace.note_line()
+            elif progress.step == first_line or due & LINE:
+                state.check()
+                _show(state, meter.so_far(), bar)
+                pace.note_line()
 
-            asked = vote.agree(request.noted)
-            if evaluate_now or asked or (progress.step % save_interval == 0 and not by_clock):
+            by_interval = progress.step % save_interval == 0 and not by_clock
+            if evaluate_now or asked or by_interval or due & SAVE:
                 state.check()
                 with meter.paused():
                     progress.owes_evaluation = evaluate_now
@@ -161,6 +170,8 @@ def train(
                         asked = _evaluate(state, validation, metrics, request, sample)
                         if not progress.owes_evaluation:
                             saved_in = _save(state, checkpoints)
+                        pace.note_line()
+                pace.note_save()
                 asked = vote.now(request.noted) or asked
             if asked:
                 break
@@ -213,6 +224,15 @@ def _report(state: TrainState, measured: dict[str, float], bar: tqdm, metrics: M
     """Print and record the loss and speed since the last report."""
     if not state.ranks.is_main:
         return
+    _show(state, measured, bar)
+    values = measured | {"train/lr": state.lr, "train/grad_norm": float(state.grad_norm)}
+    metrics.add("train", state.progress.step, values, **state.progress.position)
+
+
+def _show(state: TrainState, measured: dict[str, float], bar: tqdm) -> None:
+    """Print the loss and speed since the last report."""
+    if not state.ranks.is_main:
+        return
     progress = state.progress
     nats = measured["train/nll_nats"]
     ms_per_step = measured["speed/ms_per_step"]
@@ -234,8 +254,6 @@ def _report(state: TrainState, measured: dict[str, float], bar: tqdm, metrics: M
     bar.set_postfix_str(
         f"loss {nats:.2f}, ppl {perplexity(nats):.1f}, {measured['speed/tok_per_s']:.0f} tok/s"
     )
-    values = measured | {"train/lr": state.lr, "train/grad_norm": float(state.grad_norm)}
-    metrics.add("train", progress.step, values, **progress.position)
 
 
 def _evaluate(

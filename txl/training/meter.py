@@ -61,6 +61,14 @@ class Meter:
         self._paused_cpu_s += time.process_time() - cpu_since
 
     def read(self) -> dict[str, float]:
+        """What `so_far` returns; the next reading counts from here."""
+        measured = self.so_far()
+        self._nats.zero_()
+        self._memory_loss = None
+        self._last = self._now()
+        return measured
+
+    def so_far(self) -> dict[str, float]:
         """Loss, speed and peak memory since the last reading, by their names in metrics.jsonl. All
         ranks call it together. The share of operations is relative to `measured_peak_flops`.
         """
@@ -68,14 +76,11 @@ class Meter:
         total = float(self._ranks.total(self._nats.clone()))
         n_step, n_token, seconds, cpu_s = self._since(self._last)
         cpu_s = float(self._ranks.total(torch.tensor(cpu_s, device=self._ranks.device)))
-        self._nats.zero_()
-        own = self._memory_loss
-        self._memory_loss = None
-        if own is None:
+        if self._memory_loss is None:
             of_memory = {}
         else:
-            of_memory = {"train/memory_loss": float(self._ranks.total(own)) / n_step}
-        self._last = self._now()
+            total_of_memory = float(self._ranks.total(self._memory_loss.clone()))
+            of_memory = {"train/memory_loss": total_of_memory / n_step}
         return {
             "train/nll_nats": total / n_token,
             "train/ppl": perplexity(total / n_token),

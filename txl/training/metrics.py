@@ -69,7 +69,8 @@ _HYPERPARAMETERS = (
 )
 RECORDS = "metrics.jsonl"
 CURVES = "tensorboard"
-"""A file and a folder in the run directory."""
+LOG = "log.txt"
+"""Two files and a folder in the run directory; the log is what a training prints."""
 _OURS = ".txl"
 _VERSION = "brain.Event:2"
 """The suffix of our event files (others are never removed), and their format."""
@@ -258,11 +259,12 @@ def curve_of(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
 
 def require_own_records(work_dir: Path) -> None:
     """Raise `UsageError` if the folder has a metrics.jsonl that txl has not written, `OSError` if
-    records or curves would be written through a link.
+    records, curves or the log would be written through a link.
     """
     path = work_dir / RECORDS
     require_no_link(path)
     require_no_link(work_dir / CURVES)
+    require_no_link(work_dir / LOG)
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
             ours = file.readline(2**20).startswith(b'{"kind": "start", ')

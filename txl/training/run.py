@@ -27,8 +27,8 @@ def require_disk(
     state = needed["weights"] + needed["optimizer"] + needed.get("average", 0)
     one = state * (ranks.world if config.shard else 1) + needed["memory"] // 2 * ranks.world
     interval = min(config.eval_interval, config.save_interval or config.eval_interval)
-    # with the best one and the one being written
-    n = min(config.keep_last + 2, -(-n_step // interval))
+    # with the best one and the one being written; one more may be written after a minute
+    n = min(config.keep_last + 2, -(-n_step // interval) + (n_step > 1))
 
     def check() -> None:
         held = 0
