@@ -54,7 +54,7 @@ def test_losses_by_position(panels: Any) -> None:
     binned = {"position": BinnedLoss([0, 1, 2, 4], [30.0, 8.0, 5.0], [10, 2, 1])}
     (axes,) = panels(plots.plot_losses, [row(0, losses=binned)])
     (line,), (points,) = axes.lines, axes.collections
-    assert list(line.get_xdata()) == pytest.approx([1, 2, math.sqrt(12)])
+    assert list(line.get_xdata()) == pytest.approx([0, 1, math.sqrt(12) - 1])
     assert list(line.get_ydata()) == [3, 4, 5]
     assert points.get_offsets()[:, 1].tolist() == [3, 4, 5]
     sizes = points.get_sizes()
@@ -62,11 +62,37 @@ def test_losses_by_position(panels: Any) -> None:
     assert to_hex(points.get_facecolor()[0]) == to_hex(line.get_color())
 
 
+def test_of_many_memories_the_ends_are_drawn_and_the_title_says_what_they_show(panels: Any) -> None:
+    rows = [
+        row(mem_len, losses={"position": BinnedLoss([0, 1, 2], [5.0 - i, 3.0 - i / 10], [1, 1])})
+        for i, mem_len in enumerate((0, 5, 20, 10))
+    ]
+    (axes,) = panels(plots.plot_losses, rows)
+    assert [line.get_ydata()[0] for line in axes.lines] == [5, 3]
+    title = "Memory 20 in place of 0: -2.00 nats at the first token, -0.20 at the last"
+    assert axes.get_title() == title
+
+
+def test_an_older_picture_stays(tmp_path: Path) -> None:
+    path = tmp_path / "context.png"
+    assert plots.unused(path) == path
+    path.touch()
+    (tmp_path / "context-2.png").symlink_to("nowhere")
+    assert plots.unused(path).name == "context-3.png"
+
+
+def test_numbers_of_a_logarithmic_axis_are_plain(panels: Any) -> None:
+    (axes,) = panels(plots.plot_curve, [(1000, math.log(300)), (2000, math.log(60))])
+    axes.figure.canvas.draw()
+    shown = [label.get_text() for label in axes.get_yticklabels()]
+    assert {"60", "100", "300"} <= set(shown)
+
+
 def test_attention_by_distance(panels: Any) -> None:
     """Heads below each other, with a line between layers."""
     mass_LNK = torch.arange(1.0, 13).view(2, 3, 2).double()
     attention = AttentionByDistance([0, 1, 2], mass_LNK, torch.tensor([4, 8]), 10)
-    share, key, *_ = panels(plots.plot_attention, [row(0, attention=attention)])
+    share, key, *_ = panels(plots.plot_attention, [row(0, attention=attention), row(0)])
     np.testing.assert_allclose(share.images[0].get_array(), mass_LNK.view(6, 2) / 10)
     np.testing.assert_allclose(
         key.images[0].get_array(), mass_LNK.view(6, 2) / torch.tensor([4, 8])

@@ -17,7 +17,7 @@ from txl.data_utils.corpus import DataConfig
 from txl.data_utils.segments import RowStream, window_streams
 from txl.evaluation.config import EVAL, SCORE, ReclConfig
 from txl.evaluation.measures import recl
-from txl.evaluation.plots import drawable, picture_folder, plot_recl
+from txl.evaluation.plots import drawable, picture_folder, plot_recl, unused
 from txl.evaluation.report import require_outputs, write_json
 from txl.evaluation.score import require_finite
 from txl.language.model import LanguageModel
@@ -70,7 +70,9 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     pictures = []
     if ranks.is_main:
         require_outputs(config.json)
-        pictures = drawable([picture_folder(config, first.run or Path()) / "recl.png"], config)
+        pictures = drawable(
+            [unused(picture_folder(config, first.run or Path()) / "recl.png")], config
+        )
     nats_MCP = []
     for run in config.recl:
         model = opened(run, ranks.device, config.dtype)

@@ -1,6 +1,7 @@
 """Plots of evaluations, written atomically. Importing this does not import matplotlib."""
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _SIZE = (6.0, 4.0)
 _MOST_PIXELS = 2400
+_GAINS = (0.5, 1, 2, 5, 10, 20, 50, 100)
+"""Percent, beside the axis of gains."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -34,7 +37,19 @@ def pictures_of(config: EvalConfig, run: Path) -> list[Path]:
         "attention.png": config.attention_by_distance,
     }
     folder = picture_folder(config, run)
-    return [folder / name for name, is_wanted in wanted.items() if is_wanted]
+    return [unused(folder / name) for name, is_wanted in wanted.items() if is_wanted]
+
+
+def unused(path: Path) -> Path:
+    """The path, or with a number behind its name if something is there: the pictures of an earlier
+    evaluation stay.
+    """
+    place = path
+    number = 1
+    while os.path.lexists(place):
+        number += 1
+        place = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return place
 
 
 def picture_folder(config: EvalConfig | ReclConfig, run: Path) -> Path:
@@ -67,12 +82,12 @@ def drawable(paths: Sequence[Path], config: EvalConfig | ReclConfig) -> list[Pat
 def write_pictures(rows: Sequence[Row], paths: Iterable[Path]) -> None:
     """Draw the plots named by `pictures_of`."""
     plots = {
-        "context.png": plot_context,
-        "position.png": plot_losses,
-        "attention.png": plot_attention,
+        "context": plot_context,
+        "position": plot_losses,
+        "attention": plot_attention,
     }
     for path in paths:
-        plots[path.name](path, rows)
+        plots[path.stem.partition("-")[0]](path, rows)
         print_line(f"| picture: {path}")
 
 
@@ -143,7 +158,8 @@ def _apart(axes: "Axes", lengths: Sequence[int]) -> list[int]:
 
 def plot_losses(path: Path, rows: Sequence[Row]) -> None:
     """Nats per token by position in the segment and by distance from the document start, one curve
-    per row. The area of a point grows with the tokens of its bin: those of small ones are noise.
+    per row, of the shortest memory and the longest one of each split. The area of a point grows
+    with the tokens of its bin: those of small ones are noise.
     """
     titles = {"position": "position in the segment", "distance": "tokens since the document began"}
     names = []
@@ -152,22 +168,58 @@ def plot_losses(path: Path, rows: Sequence[Row]) -> None:
             names.append(name)
     figure, panels = _figure(len(names))
     for name, axes in zip(names, panels, strict=True):
-        for row in rows:
-            if name in row.losses:
-                bins = row.losses[name].as_dicts()
-                middle = []
-                for one in bins:
-                    middle.append(centre(one["from"], one["to"]))
-                nats = [one["nats_per_token"] for one in bins]
-                (line,) = axes.plot(middle, nats, lw=1, label=row.label)
-                axes.scatter(
-                    middle, nats, s=_areas([one["tokens"] for one in bins]), color=line.get_color()
-                )
-        axes.set_xscale("log")
-        _finish(
-            axes, f"{titles[name]}, counted from 1", "nats per token", f"Loss by {titles[name]}"
-        )
+        measured = _ends([row for row in rows if name in row.losses])
+        for row in measured:
+            bins = row.losses[name].as_dicts()
+            middle = []
+            for one in bins:
+                middle.append(centre(one["from"], one["to"]) - 1)
+            nats = [one["nats_per_token"] for one in bins]
+            (line,) = axes.plot(middle, nats, lw=1, label=row.label)
+            axes.scatter(
+                middle, nats, s=_areas([one["tokens"] for one in bins]), color=line.get_color()
+            )
+        axes.set_xscale("symlog", linthresh=1)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlim(left=-0.1)
+        _finish(axes, f"{titles[name]}, from 0", "nats per token", _claim_of(measured, name))
     _save(figure, path, legend_of=panels[0])
+
+
+def _ends(rows: Sequence[Row]) -> list[Row]:
+    """Of each split and segment length the rows of the shortest memory and of the longest one:
+    those between lie on one another.
+    """
+    groups: dict[tuple[str, int, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.split, row.context.tgt_len, row.manner), []).append(row)
+    ends: list[Row] = []
+    for group in groups.values():
+        by_memory = sorted(group, key=lambda row: row.context.mem_len)
+        ends.append(by_memory[0])
+        if len(by_memory) > 1:
+            ends.append(by_memory[-1])
+    return ends
+
+
+def _claim_of(rows: Sequence[Row], name: str) -> str:
+    """What the curves of one split show: the loss at both ends of the axis, with the longest memory
+    in place of the shortest.
+    """
+    where = {"position": ("the first token", "the last"), "distance": ("the start", "the end")}
+    shortest = rows[0]
+    longest = rows[-1]
+    if len(rows) != 2 or shortest.split != longest.split:
+        return f"Loss by {name}"
+    before = shortest.losses[name].as_dicts()
+    after = longest.losses[name].as_dicts()
+    first = after[0]["nats_per_token"] - before[0]["nats_per_token"]
+    last = after[-1]["nats_per_token"] - before[-1]["nats_per_token"]
+    begin, end = where[name]
+    return (
+        f"Memory {longest.context.mem_len} in place of {shortest.context.mem_len}:"
+        f" {first:+.2f} nats at {begin}, {last:+.2f} at {end}"
+    )
 
 
 def _areas(tokens: Sequence[int]) -> np.ndarray:
@@ -177,12 +229,17 @@ def _areas(tokens: Sequence[int]) -> np.ndarray:
 
 
 def plot_attention(path: Path, rows: Sequence[Row]) -> None:
-    """Heat maps of attention by distance, heads of all layers, a pair per row: the share of each
-    bin, and the probability of a key in it. After figure 5 of Dai et al. 2019.
+    """Heat maps of attention by distance, heads of all layers, a pair for the longest memory of
+    each split and segment length: the share of each bin, and the probability of a key in it. After
+    figure 5 of Dai et al. 2019.
     """
     from matplotlib.colors import LogNorm
 
-    measured = [row for row in rows if row.attention is not None]
+    longest: dict[tuple[str, int], Row] = {}
+    for row in sorted(rows, key=lambda row: row.context.mem_len):
+        if row.attention is not None:
+            longest[row.split, row.context.tgt_len] = row
+    measured = list(longest.values())
     n_pair = 1 if len(measured) < 4 else 2  # side by side
     figure, panels = _figure(
         2 * n_pair, n_row=-(-len(measured) // n_pair), height=_height(measured)
@@ -243,6 +300,10 @@ def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
     )
     gain.axhline(100 * THRESHOLD, color="black", lw=0.8, ls="--")
     gain.set_yscale("symlog", linthresh=100 * THRESHOLD)
+    largest = 100 * float(result.gains[:, share].max())
+    gain.set_yticks([0, *(tick for tick in _GAINS if tick <= 2 * largest)], minor=False)
+    gain.yaxis.set_major_formatter("{x:g}")
+    gain.set_yticks([], minor=True)
     _finish(gain, "context before (tokens)", "relative gain (%)", title)
     _finish(level, "context (tokens)", "perplexity", "Perplexity as the context grows")
     _save(figure, path, legend_of=gain)
@@ -264,8 +325,18 @@ def plot_curve(path: Path, curve: Sequence[tuple[int, float]]) -> None:
     figure, (axes,) = _figure(1)
     axes.plot([tokens for tokens, _ in curve], [perplexity(nats) for _, nats in curve], marker=".")
     axes.set_yscale("log")
+    _number_plainly(axes)
     _finish(axes, "tokens read", "perplexity", "Perplexity of the valid split in training")
     _save(figure, path)
+
+
+def _number_plainly(axes: "Axes") -> None:
+    """Numbers such as 60 and 150 beside a logarithmic axis, in place of powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _figure(

@@ -159,6 +159,7 @@ def train(
                 _show(state, meter.so_far(), bar)
                 pace.note_line()
 
+            asked = vote.now(request.noted) or asked
             by_interval = progress.step % save_interval == 0 and not by_clock
             if evaluate_now or asked or by_interval or due & SAVE:
                 state.check()
