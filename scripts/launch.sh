@@ -46,11 +46,11 @@ among() {
     return 1
 }
 
-# resumes FLAG...: true if --resume is among the flags
-resumes() {
+# has_flag NAME WORD...: true if --NAME is among the words
+has_flag() {
     local word
-    for word in "$@"; do
-        [[ $word != --resume && $word != --resume=* ]] || return 0
+    for word in "${@:2}"; do
+        [[ $word != "--$1" && $word != "--$1="* ]] || return 0
     done
     return 1
 }
@@ -87,7 +87,7 @@ launch() {
     fi
     if [ "$least" -lt "$most" ]; then
         max_restarts=100 # one for each host that leaves
-        resumes "$@" || set -- "$@" --resume # to torchrun a host that joins is no restart
+        has_flag resume "$@" || set -- "$@" --resume # to torchrun a host that joins is no restart
     fi
     exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc_per_node "$nproc" \
         --max_restarts "${MAX_RESTARTS:-$max_restarts}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 "$@"
@@ -104,9 +104,11 @@ txl_run() {
         PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m data_utils.download "$name" --out "${data[1]}" "$@"
         ;;
     train | eval | generate | estimate) ;;
-    *) usage ;;
+    '') usage ;;
+    *) refuse "$what: no such command; give one of ${first_line:+demo, try, }data, train, eval, generate, estimate ($script --help)" ;;
     esac
-    among "$size" "${sizes[@]}" || usage
+    [[ -n $size ]] || refuse "$what: of which size? give one of ${sizes[*]}"
+    among "$size" "${sizes[@]}" || refuse "$what $size: no such size; give one of ${sizes[*]}"
     shift 2
     txl_python "$root" requirements.txt
     if [ "$what" = estimate ]; then

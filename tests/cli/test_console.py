@@ -19,7 +19,7 @@ from tests.cli.conftest import Here
 from tests.conftest import long_test
 from tests.forks import ROOT
 from txl import TransformerXL
-from txl.__main__ import main
+from txl.__main__ import main, show_programs
 from txl.cli import launch
 from txl.cli.launch import PROGRAMS
 from txl.cli.run import run
@@ -90,6 +90,17 @@ class Stopped(Exception):
 
 def stop(name: str) -> None:
     raise Stopped(name)
+
+
+def test_nobody_need_read_all_that_txl_says_of_its_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `txl --help | head` does."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        show_programs()
 
 
 def test_a_program_gets_the_flags_behind_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,17 @@ def test_no_variable_is_evaluated(
 def test_a_size_is_one_of_those_that_are_there(tmp_path: Path, size: str) -> None:
     status, said, calls = run(tmp_path, ["train", size])
     assert (status, calls) == (2, [])
-    assert said.startswith("usage: run_wt103.sh demo")
+    assert said.startswith("run_wt103.sh: train")
+    assert said.endswith("give one of base base_modern large nv_base nv_large\n")
+    assert said.count("\n") == 1
+
+
+def test_a_command_that_is_none_is_named(tmp_path: Path) -> None:
+    status, said, calls = run(tmp_path, ["nonsense"])
+    assert (status, calls) == (2, [])
+    assert said.startswith("run_wt103.sh: nonsense: no such command; give one of demo, try, data")
+    status, said, _ = run(tmp_path, ["demo"], script="scripts/run_ptb.sh")
+    assert "no such command; give one of data, train" in said
 
 
 def test_a_flag_whose_text_names_resume_does_not_resume(tmp_path: Path) -> None:

@@ -59,7 +59,11 @@ _REFUSED = {
     "finetune_v2": Retired(0, "it did nothing in the original"),
     "finetune_v3": Retired(0, "it did nothing in the original"),
     "restart": Retired("?", _RESUME),
-    "restart_dir": Retired(1, _RESUME),
+    "restart_dir": Retired(
+        1,
+        "--init_from FOLDER begins a new run with the weights of another, and --resume continues"
+        " the run in --work_dir exactly",
+    ),
     "fp16": Retired(0, "use --dtype float16, or --dtype bfloat16, which needs no loss scaling"),
     # NVIDIA's
     "config": Retired(

@@ -32,7 +32,19 @@ from txl.training.config import TrainConfig
 from txl.training.plan import ClusterConfig, Device, Plan, checkpoint_bytes, plan
 from txl.training.run import worlds_that_fit
 
-WORDS = {"wt103": 267_735, "wt2": 33_278, "bpe": DEFAULT_SIZE, "bytes": len(ALL_BYTES)}
+WORDS = {
+    "wt103": 267_735,
+    "wt2": 33_278,
+    "ptb": 10_000,
+    "lm1b": 793_471,
+    "enwik8": 204,
+    "text8": 27,
+    "bpe": DEFAULT_SIZE,
+    "bytes": len(ALL_BYTES),
+}
+"""Sizes of vocabularies that are known without the text: those of the published data sets, and
+defaults.
+"""
 KINDS = {"DDP": False, "shards": True}
 
 

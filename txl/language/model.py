@@ -211,7 +211,7 @@ class LanguageModel:
             has_other_words=self.reading["has_other_words"],
         )
 
-    def write(self, folder: Path, to: str = "txl", **notes: Any) -> None:
+    def write(self, folder: str | Path, to: str = "txl", **notes: Any) -> None:
         """Write a new folder: a run (`txl`), what transformers loads (`huggingface`), or what the
         2019 code loads (`original`); with a model card. Raises `UsageError` if the other program
         has no such model.
@@ -228,7 +228,7 @@ class LanguageModel:
             self.dtype == torch.float32,
             f"dtype {name}: its weights are rounded; open it in float32 to write it",
         )
-        write_folder(self, folder, to, Notes(**notes))
+        write_folder(self, Path(folder), to, Notes(**notes))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Raises `UsageError` if it is empty."""
