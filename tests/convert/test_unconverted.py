@@ -132,3 +132,21 @@ def test_a_model_trained_without_a_memory_is_read_with_one(
         assert (row["tgt_len"], row["mem_len"], row["same_length"]) == (4, 30, True)
     said = here.refused("eval --work_dir source --data words --dataset text --same_length")
     assert "--same_length needs --mem_len > 0" in said
+
+
+def test_the_data_set_is_the_one_of_the_2019_log_beside_the_weights(here: Here) -> None:
+    """Its first lines are all arguments of the training; what the user says counts more."""
+    source = source_of("original")
+    log = source / "log.txt"
+
+    def dataset_of(**said: str) -> str | None:
+        return txl.load(source, **said).record["data"].get("dataset")
+
+    assert dataset_of() is None
+    log.write_text("=" * 100 + "\n    - data : ../data/wikitext-2/\n    - dataset : wt2\n")
+    assert dataset_of() == "wt2"
+    assert dataset_of(dataset="text") == "text"
+    here("convert source converted")
+    assert txl.load("converted").record["data"]["dataset"] == "wt2"
+    log.write_text("    - dataset : ../../etc\n")
+    assert dataset_of() is None

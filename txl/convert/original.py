@@ -1,5 +1,6 @@
 """The 2019 code's files: `model.pt`, a pickled module, and `cache.pt`, a pickled corpus."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from torch import Tensor
 from txl.config import UsageError, require
 from txl.convert.kimiyoung_names import RATES
 from txl.convert.pickles import Inert, PickledTensor, read_pickle
+from txl.files import regular
 from txl.runtime.records import require_fields
 
+_ARGUMENTS_BYTES = 2**16
+"""Of a log, in which all arguments are."""
 _LENGTHS = ("tgt_len", "mem_len", "ext_len", "same_length", "clamp_len")
 _SIZES = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "attn_type")
 
@@ -102,6 +106,21 @@ def _values(state: dict[Any, Any]) -> Iterator[Any]:
     """The values of a dict, and of the dicts in it."""
     for value in state.values():
         yield from value.values() if isinstance(value, dict) else (value,)
+
+
+def logged_dataset(log: Path) -> str | None:
+    """The data set that the 2019 train.py has noted at the beginning of its log.txt, among all its
+    arguments; None: there is no such file, or it does not say.
+    """
+    try:
+        with open(log, "rb", opener=regular) as file:
+            begin = file.read(_ARGUMENTS_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^    - dataset : (\S+)$", begin, re.MULTILINE)
+    if found is None:
+        return None
+    return found[1]
 
 
 def words_of_pickle(path: Path) -> list[str]:

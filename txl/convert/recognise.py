@@ -10,7 +10,7 @@ from txl.config import Context, UsageError
 from txl.convert.huggingface import DATA, from_huggingface, read_huggingface, weights_in
 from txl.convert.kimiyoung import from_kimiyoung
 from txl.convert.nvidia import is_nvidia, read_nvidia
-from txl.convert.original import read_original, words_of_pickle
+from txl.convert.original import logged_dataset, read_original, words_of_pickle
 from txl.convert.pickles import read_pickle
 from txl.files import content_of
 from txl.model.transformer import TransformerXL
@@ -32,6 +32,7 @@ class Converted:
         weights: the file that they are from.
         vocabulary: the file that the words are from; None: inside the weights, or nowhere.
         data: what an export by txl says of the text of the training, unchecked; None: nothing.
+        dataset: the data set that the log beside a checkpoint of the 2019 code names, unchecked.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Converted:
     weights: Path
     vocabulary: Path | None = None
     data: Any = None
+    dataset: str | None = None
 
 
 def convert(source: Path, vocabulary: Path | None = None) -> Converted:
@@ -62,6 +64,7 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
             f"{source}: a TensorFlow checkpoint is not read; {same}, convert that folder"
         )
     words: list[str] = []
+    dataset = None
     if (source / "config.json").is_file():
         kind = "Hugging Face transfo-xl"
         state, settings = read_huggingface(source)
@@ -88,6 +91,7 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
         else:
             kind = "kimiyoung/transformer-xl"
             state, arguments = read_original(content, path)
+            dataset = logged_dataset(folder / "log.txt")
         model, context = from_kimiyoung(state, arguments)
         if isinstance(content, dict):
             data = content.get(DATA)
@@ -100,7 +104,7 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
         found = None
     if found is not None:
         words = with_added(read_words(found), folder)
-    return Converted(kind, model.eval(), context, words, tuple(state), path, found, data)
+    return Converted(kind, model.eval(), context, words, tuple(state), path, found, data, dataset)
 
 
 def with_added(words: Sequence[str], folder: Path) -> list[str]:

@@ -31,6 +31,8 @@ def read_converted(
     )
     found = convert(path, vocabulary)
     data = _data_of(found, path)
+    if dataset is None and not data and found.dataset in DATA_SETS:
+        dataset = found.dataset  # as its log says
     tokenizer = _checked_tokenizer(found, path, data.get("dataset"), dataset)
     if dataset is not None and not data:
         data = {**DATA_SETS[dataset].as_in_2019, "dataset": dataset}
