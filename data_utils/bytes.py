@@ -292,7 +292,7 @@ class ByteSplits(Texts):
             )
 
     def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
-        raise no_documents(f"{self.config.dataset} is one text without documents")
+        raise no_documents(f"{self.config.dataset} is one text without documents;")
 
     def _unspaced(self, path: Path) -> bytes:
         require_text(path)

@@ -219,7 +219,7 @@ def documents_of(text: str, rule: str) -> tuple[list[str], str]:
 
 def no_documents(what: str) -> DataError:
     """The error for a text whose documents are asked for."""
-    return DataError(f"--reset document: {what}; leave the flag out")
+    return DataError(f"--reset document: {what} leave the flag out")
 
 
 _IN_MEMORY = 1 << 25

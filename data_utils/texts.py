@@ -102,7 +102,10 @@ class Texts:
         names none."""
         has_headings = any(self._signs_of(path) == "heading" for path in self.files(split))
         if self.needs_headings(tokenizer) and not has_headings:
-            raise no_documents("the text has no line like '= Title =' that begins a document")
+            raise no_documents(
+                "the text has no line like '= Title =' that begins a document; say what a document"
+                " is with --documents blank, row or file, or"
+            )
         assert store.starts is not None
         return store.starts
 
