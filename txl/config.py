@@ -13,6 +13,7 @@ from math import inf, isfinite, log2
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Literal,
     Self,
     TypedDict,
@@ -20,10 +21,11 @@ from typing import (
     Unpack,
     get_args,
     get_origin,
+    get_type_hints,
 )
 
 from txl.errors import UsageError, require
-from txl.registry import PARTS, default_of, settings_of, settings_of_all
+from txl.registry import PARTS, Registry, default_of, settings_of, settings_of_all
 
 S = TypeVar("S")
 
@@ -153,13 +155,17 @@ def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
 
 
 def fields_of(cls: type) -> dict[str, Field]:
-    """The fields of a configuration by name; those of `ModelConfig` with the
-    settings of all parts.
-    """
+    """The fields of a configuration by name, with the settings of all parts that it may name."""
     found: dict[str, Field] = {f.name: f for f in fields(cls)}
-    if cls is ModelConfig:
-        return settings_of_all() | found
+    if issubclass(cls, NamesParts):
+        return settings_of_all(cls.parts) | found
     return found
+
+
+def hints_of(cls: type) -> dict[str, Any]:
+    """The types of the fields of a configuration by name, as `fields_of`."""
+    hints = get_type_hints(cls)
+    return {name: hints.get(name, f.type) for name, f in fields_of(cls).items()}
 
 
 def check_field(f: Field, value: Any) -> None:
@@ -195,13 +201,102 @@ class PartSettings(Checked):
         return context
 
 
+OWN = {"flag": False, "bounds": {}, "when": (), "help": ""}
+"""What is said of the field `own` of `NamesParts`."""
+
+
+class NamesParts(Checked):
+    """A configuration that names parts, whose settings are fields of it like others: in its
+    constructor, for `dataclasses.replace`, and as attributes.
+
+    In a subclass, a dataclass made with `init=False`, each registry of `parts` has a field of the
+    name of its flag, and `own` holds the settings of the parts that are named, and of other parts
+    what is not at its default.
+    """
+
+    parts: ClassVar[tuple[Registry, ...]]
+    if TYPE_CHECKING:
+        own: dict[str, Any]
+
+    def __init__(self, **given: Any) -> None:
+        own = dict(given.pop("own", {}))
+        for f in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, f.name, given.pop(f.name, f.default))
+        object.__setattr__(self, "own", own | given)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "own", self._settings_of_parts())
+
+    def settings(self, cls: type[S]) -> S:
+        """Those of a part, which has this class of settings."""
+        values = {f.name: self.own.get(f.name, default_of(f)) for f in fields(cls)}  # type: ignore[arg-type]
+        return cls(**values)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A setting of one of its parts; what another part has is at its default."""
+            own = self.__dict__.get("own", {})
+            if name in own:
+                return own[name]
+            if name.startswith("__"):  # asked for by `copy` and `pickle`
+                raise AttributeError(name)
+            of_all = settings_of_all(self.parts)
+            if name in of_all:
+                return default_of(of_all[name])
+            cls = type(self).__name__
+            raise AttributeError(f"{cls} has no field {name}, and no part has this setting")
+
+    def _parts(self) -> Iterator[Any]:
+        """The classes of the parts that it names, as far as they are known."""
+        for registry in self.parts:
+            name = getattr(self, registry.flag)
+            if name in registry:
+                yield registry[name]
+
+    def _settings_of_parts(self) -> dict[str, Any]:
+        """Of `own` the settings of its parts, the others at their defaults. Raises `UsageError` for
+        values out of their bounds, `TypeError` for what is no setting.
+        """
+        own: dict[str, Any] = {}
+        for part in self._parts():
+            for f in fields(settings_of(part)):
+                own[f.name] = self.own.get(f.name, default_of(f))
+                check_field(f, own[f.name])
+        others = self.own.keys() - own.keys()
+        if not others:
+            return own
+        of_all = settings_of_all(self.parts)
+        names = []
+        for registry in self.parts:
+            names.append(getattr(self, registry.flag))
+        is_known = all(
+            name in registry or name == "none"
+            for registry, name in zip(self.parts, names, strict=True)
+        )
+        for name in sorted(others):
+            if name in of_all:
+                check_field(of_all[name], self.own[name])
+                if self.own[name] != default_of(of_all[name]):
+                    own[name] = self.own[name]
+            elif is_known:
+                cls = type(self).__name__
+                raise TypeError(f"{cls} has no field {name!r}, and no part has this setting")
+            else:  # of a part in a file that has not been run, see `txl.plugins`
+                own[name] = self.own[name]
+        return own
+
+
 @dataclass(frozen=True, kw_only=True, init=False)
-class ModelConfig(Checked):
+class ModelConfig(NamesParts):
     """The model's architecture.
 
     Saved in every checkpoint, whose values override flags and defaults.
     """
 
+    parts = PARTS
     n_token: int = option(0, "words in the vocabulary", flag=False, **LENGTH)
     n_layer: int = option(12, "number of layers", section="model", minimum=1, maximum=2**12)
     n_head: int = option(10, "number of attention heads", **SIZE)
@@ -266,20 +361,10 @@ class ModelConfig(Checked):
     memory: str = option(
         "fifo", "what is kept of earlier segments, see docs/memory.md", section="memory"
     )
-    own: dict[str, Any] = field(
-        default_factory=dict, metadata={"flag": False, "bounds": {}, "when": (), "help": ""}
-    )
-    """The settings of the parts that it names, each a dataclass `Settings` beside its part; in its
-    constructor, and for `dataclasses.replace`, they are fields like others. Of other parts there is
-    what is not at its default.
+    own: dict[str, Any] = field(default_factory=dict, metadata=OWN)
+    """The settings of the parts that it names, see `NamesParts`; each is a dataclass `Settings`
+    beside its part.
     """
-
-    def __init__(self, **given: Any) -> None:
-        own = dict(given.pop("own", {}))
-        for f in fields(self):
-            object.__setattr__(self, f.name, given.pop(f.name, f.default))
-        object.__setattr__(self, "own", own | given)
-        self.__post_init__()
 
     def __post_init__(self) -> None:
         if self.d_embed < 0:
@@ -287,7 +372,6 @@ class ModelConfig(Checked):
         super().__post_init__()
         even = "must be even for as many sines as cosines"
         require(self.d_model % 2 == 0, f"--d_model {self.d_model}: {even}; use {self.d_model + 1}")
-        object.__setattr__(self, "own", self._settings_of_parts())
         for settings in self.of_parts():
             settings.require_fits(self)
         invertible = not self.reversible or self.pre_lnorm
@@ -310,68 +394,12 @@ class ModelConfig(Checked):
         object.__setattr__(self, "tie_projs", tuple(self.tie_projs))
         self._check_cutoffs()
 
-    def settings(self, cls: type[S]) -> S:
-        """Those of a part, which has this class of settings."""
-        values = {f.name: self.own.get(f.name, default_of(f)) for f in fields(cls)}  # type: ignore[arg-type]
-        return cls(**values)
-
     def of_parts(self) -> Iterator[PartSettings]:
         """The settings of its parts."""
         for part in self._parts():
             settings = self.settings(settings_of(part))
             if isinstance(settings, PartSettings):
                 yield settings
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """A setting of one of its parts; what another part has is at its default."""
-            own = self.__dict__.get("own", {})
-            if name in own:
-                return own[name]
-            if name.startswith("__"):  # asked for by `copy` and `pickle`
-                raise AttributeError(name)
-            of_all = settings_of_all()
-            if name in of_all:
-                return default_of(of_all[name])
-            raise AttributeError(f"ModelConfig has no field {name}, and no part has this setting")
-
-    def _parts(self) -> Iterator[Any]:
-        """The classes of the parts that it names, as far as they are known."""
-        for registry in PARTS:
-            name = getattr(self, registry.flag)
-            if name in registry:
-                yield registry[name]
-
-    def _settings_of_parts(self) -> dict[str, Any]:
-        """Of `own` the settings of its parts, the others at their defaults. Raises `UsageError` for
-        values out of their bounds, `TypeError` for what is no setting.
-        """
-        own: dict[str, Any] = {}
-        for part in self._parts():
-            for f in fields(settings_of(part)):
-                own[f.name] = self.own.get(f.name, default_of(f))
-                check_field(f, own[f.name])
-        others = self.own.keys() - own.keys()
-        if not others:
-            return own
-        of_all = settings_of_all()
-        names = []
-        for registry in PARTS:
-            names.append(getattr(self, registry.flag))
-        is_known = all(
-            name in registry or name == "none" for registry, name in zip(PARTS, names, strict=True)
-        )
-        for name in sorted(others):
-            if name in of_all:
-                check_field(of_all[name], self.own[name])
-                if self.own[name] != default_of(of_all[name]):
-                    own[name] = self.own[name]
-            elif is_known:
-                raise TypeError(f"ModelConfig has no field {name!r}, and no part has this setting")
-            else:  # of a part in a file that has not been run, see `txl.plugins`
-                own[name] = self.own[name]
-        return own
 
     def _check_cutoffs(self) -> None:
         given = " ".join(map(str, self.cutoffs))

@@ -1,10 +1,10 @@
-"""Parts of a model in files of one's own: `--plugin my.py`, or `txl.plugin("my.py")`.
+"""Parts of a model or a training in files of one's own: `--plugin my.py`, or `txl.plugin("my.py")`.
 
-A file may define memories, position encodings, attention rules and gates. Each is a class with a
-`name`, which is then a choice of --memory, --position, --attention or --gate. Settings of its own
-are the fields of a dataclass `Settings` inside the class, made with `txl.config.option`, as in the
-parts of the package; they are flags of train.py, are saved with the model, and its constructor
-finds them in `config.own`.
+A file may define memories, position encodings, attention rules and gates of a model, and optimizers
+of a training. Each is a class with a `name`, which is then a choice of --memory, --position,
+--attention, --gate or --optim. Settings of its own are the fields of a dataclass `Settings` inside
+the class, made with `txl.config.option`, as in the parts of the package; they are flags of train.py,
+are saved with the model or the training, and its constructor finds them in `config.own`.
 """
 
 import sys
@@ -17,10 +17,7 @@ from typing import Any
 from txl.attention_rules import AttentionRule
 from txl.config import UsageError, require
 from txl.files import require_readable
-from txl.model.rule import MemoryRule
-from txl.positions import PositionEncoding
-from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS, Registry, settings_of
-from txl.stacks.gates import Gate
+from txl.registry import ATTENTION_RULES, PARTS, PARTS_OF_TRAINING, Registry, settings_of
 
 PLUGIN_HELP = (
     "a Python file that defines parts of your own, see docs/architecture.md; may be given several"
@@ -115,13 +112,16 @@ def _is_part(part: Any, module: str) -> bool:
 
 
 def _registry_of(part: Any) -> Registry:
-    kinds = {MemoryRule: MEMORIES, PositionEncoding: POSITIONS, Gate: GATES}
-    for kind, registry in kinds.items():
-        if issubclass(part, kind):
-            return registry
     if all(hasattr(part, member) for member in ("of_model", "shared_qk")):
         return ATTENTION_RULES
+    bases = []
+    for registry in (*PARTS, *PARTS_OF_TRAINING):
+        if registry.base is None:
+            continue
+        if issubclass(part, registry.base):
+            return registry
+        bases.append(registry.base.__name__)
     raise UsageError(
-        f"{part.__name__}: no part of a model; derive it from MemoryRule, PositionEncoding or Gate,"
-        f" or give it the members of {AttentionRule.__name__}"
+        f"{part.__name__}: no part of a model or a training; derive it from {', '.join(bases)}, or"
+        f" give it the members of {AttentionRule.__name__}"
     )

@@ -1,6 +1,6 @@
 """Parts that a name chooses: a file each, imported when it is asked for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from importlib import import_module
 from typing import Any
@@ -21,24 +21,41 @@ class Registry(Mapping[str, Any]):
         flag: that names one.
         kind: what they are, for messages.
         places: of each name the module and the class in it, as `module:Class`.
+        base: the place of the class that those of files of your own derive from; empty: files
+            cannot add any, or know them by their members.
     """
 
-    def __init__(self, flag: str, kind: str, places: Mapping[str, str]) -> None:
+    def __init__(self, flag: str, kind: str, places: Mapping[str, str], *, base: str = "") -> None:
         self.flag = flag
         self.kind = kind
         self._places = dict(places)
+        self._base = base
         self._added: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
+        self.require_known(name)
         if name in self._added:
             return self._added[name]
-        if name not in self._places:
+        return _at(self._places[name])
+
+    def require_known(self, name: str) -> None:
+        """Raise `NoSuchPart` if there is none of this name."""
+        if name not in self:
             raise NoSuchPart(
                 f"--{self.flag} {name}: no such {self.kind}; there are {', '.join(self)}; the file"
                 " that defines one of your own is named with --plugin"
             )
-        module, _, attribute = self._places[name].partition(":")
-        return getattr(import_module(module), attribute)
+
+    @property
+    def base(self) -> Any:
+        """The class that those of files of your own derive from; None: there is none."""
+        if self._base:
+            return _at(self._base)
+        return None
+
+    def of_package(self) -> Iterator[Any]:
+        """The classes that no file of your own has added."""
+        return map(_at, self._places.values())
 
     def __setitem__(self, name: str, part: Any) -> None:
         self._added[name] = part
@@ -54,6 +71,12 @@ class Registry(Mapping[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._places or name in self._added
+
+
+def _at(place: str) -> Any:
+    """What stands at `module:name`."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 POSITIONS = Registry(
@@ -74,6 +97,7 @@ POSITIONS = Registry(
         "alibi": "txl.positions.alibi:Alibi",
         "none": "txl.positions.none:NoPosition",
     },
+    base="txl.positions.base:PositionEncoding",
 )
 ATTENTION_RULES = Registry(
     "attention",
@@ -97,6 +121,7 @@ MEMORIES = Registry(
         "neural": "txl.memory.neural:Neural",
         "recurrent_tokens": "txl.memory.recurrent_tokens:RecurrentTokens",
     },
+    base="txl.model.rule:MemoryRule",
 )
 STACKS = Registry("stack", "way to run layers", {"reversible": "txl.stacks.reversible:run"})
 GATES = Registry(
@@ -109,9 +134,25 @@ GATES = Registry(
         "highway": "txl.stacks.gates:HighwayGate",
         "sigmoid_tanh": "txl.stacks.gates:SigmoidTanhGate",
     },
+    base="txl.stacks.gates:Gate",
 )
 PARTS = (POSITIONS, ATTENTION_RULES, MEMORIES, GATES)
 """Of which a model has one each, with settings of its own."""
+OPTIMIZERS = Registry(
+    "optim",
+    "optimizer",
+    {
+        "adam": "txl.training.update_rules:Adam",
+        "adamw": "txl.training.update_rules:AdamW",
+        "sgd": "txl.training.update_rules:SGD",
+        "adagrad": "txl.training.update_rules:Adagrad",
+        "lamb": "txl.training.update_rules:LAMB",
+        "muon": "txl.training.update_rules:MuonAndAdamW",
+    },
+    base="txl.training.update_rules:UpdateRule",
+)
+PARTS_OF_TRAINING = (OPTIMIZERS,)
+"""Of which a training has one each, with settings of its own."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +165,21 @@ def settings_of(part: Any) -> type[Any]:
     return getattr(part, "Settings", NoSettings)
 
 
-def settings_of_all() -> dict[str, Field]:
+def settings_of_all(registries: Iterable[Registry] = PARTS) -> dict[str, Field]:
     """The settings of all parts by name."""
+    return _settings_by_name(part for registry in registries for part in registry.values())
+
+
+def settings_of_package(registries: Iterable[Registry]) -> dict[str, Field]:
+    """The settings of all parts that no file of your own has added, by name."""
+    return _settings_by_name(part for registry in registries for part in registry.of_package())
+
+
+def _settings_by_name(parts: Iterable[Any]) -> dict[str, Field]:
     found: dict[str, Field] = {}
-    for registry in PARTS:
-        for part in registry.values():
-            for f in fields(settings_of(part)):
-                found.setdefault(f.name, f)
+    for part in parts:
+        for f in fields(settings_of(part)):
+            found.setdefault(f.name, f)
     return found
 
 
@@ -140,6 +189,11 @@ def reads(part: Any) -> frozenset[str]:
     """
     own = [f.name for f in fields(settings_of(part))]
     return frozenset([*getattr(part, "settings", ()), *own])
+
+
+def readers_in(registry: Registry, name: str) -> tuple[str, ...]:
+    """Names of the parts that read a setting."""
+    return tuple(key for key, part in registry.items() if name in reads(part))
 
 
 def default_of(f: Field) -> Any:

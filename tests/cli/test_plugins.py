@@ -1,4 +1,4 @@
-"""Parts of a model that a file outside the package defines."""
+"""Parts of a model or a training that a file outside the package defines."""
 
 import json
 import shlex
@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import txl
 from tests.cli.conftest import Here
 from txl import Context, ModelConfig, TransformerXL, plugins
 from txl.config import UsageError
-from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS
+from txl.registry import MEMORIES, OPTIMIZERS, PARTS, PARTS_OF_TRAINING
+from txl.training.config import TrainConfig
+from txl.training.estimate import optimizer_bytes, weight_bytes
 
 MEMORY = """
 from dataclasses import dataclass
@@ -87,6 +90,29 @@ class Uniform(nn.Module):
         mask_TS = span.mask(q_BNTH.device).to(v_BNSH.dtype)
         return mask_TS / mask_TS.sum(-1, keepdim=True) @ v_BNSH
 """
+OPTIMIZER = """
+from dataclasses import dataclass
+
+import torch
+
+from txl.config import option
+from txl.training.update_rules import UpdateRule
+
+
+class RMSProp(UpdateRule):
+    name = "rmsprop"
+
+    @dataclass
+    class Settings:
+        square_decay: float = option(0.99, "decay of the squares", minimum=0, below=1)
+
+    def kept(self):
+        return ("step", "square_avg")
+
+    def build(self, parameters):
+        decay = self.config.own["square_decay"]
+        return torch.optim.RMSprop(parameters, lr=self.config.lr, alpha=decay)
+"""
 TINY = {"n_token": 9, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
 
 
@@ -95,7 +121,7 @@ def forgotten() -> Iterator[None]:
     """What a file defines is there in its own process only; here it is taken back."""
     yield
     plugins._loaded.clear()
-    for registry in (MEMORIES, POSITIONS, ATTENTION_RULES, GATES):
+    for registry in (*PARTS, *PARTS_OF_TRAINING):
         registry._added.clear()
 
 
@@ -167,10 +193,56 @@ def test_encodings_gates_and_rules_come_from_files_too(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
 
 
+@pytest.fixture
+def optimizer(tmp_path: Path) -> Path:
+    path = tmp_path / "my_optimizer.py"
+    path.write_text(OPTIMIZER)
+    return path
+
+
+def test_an_optimizer_of_a_file_trains_resumes_and_is_estimated(
+    here: Here, optimizer: Path
+) -> None:
+    with_it = f"--plugin {shlex.quote(str(optimizer))}"
+    train = f"train {with_it} --scheduler constant --lr 0.01"
+    asked = f"{train} --optim rmsprop --square_decay 0.5"
+    here(f"{asked} --work_dir whole --max_step 4")
+    here(f"{asked} --work_dir run --overwrite --max_step 2")
+    saved = json.loads(next(Path("run").glob("step_*/config.json")).read_text())["train"]
+    assert (saved["optim"], saved["square_decay"], saved["beta1"]) == ("rmsprop", 0.5, 0.9)
+    other = here.refused(f"{train} --work_dir run --resume --max_step 4 --square_decay 0.6")
+    assert "--square_decay 0.6: the run in run was started with 0.5; drop the flag" in other
+    here(f"{train} --work_dir run --resume --max_step 4")
+    ends = [f"{folder}/step_00000004/optimizer.safetensors" for folder in ("run", "whole")]
+    resumed, whole = map(load_file, ends)
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+    model = TransformerXL(ModelConfig(**TINY))
+    assert optimizer_bytes(model, TrainConfig(optim="rmsprop")) == weight_bytes(model)
+    assert optimizer_bytes(model, TrainConfig(optim="adam")) == 2 * weight_bytes(model)
+
+    plugins._loaded.clear()
+    OPTIMIZERS._added.clear()
+    here("eval --work_dir run --split test")
+    missing = here.refused("train --work_dir run --resume --max_step 5")
+    assert "config.json: optim rmsprop: no such optimizer; there are adam, " in missing
+    assert missing.endswith("the file that defines one of your own is named with --plugin")
+
+
+def test_a_flag_of_an_optimizer_that_is_not_chosen_is_refused(here: Here, optimizer: Path) -> None:
+    with_it = f"--plugin {shlex.quote(str(optimizer))}"
+    idle = here.refused(f"train {with_it} --square_decay 0.5 --work_dir new")
+    assert idle.endswith("has no effect with --optim adam, only with rmsprop; leave it out")
+    of_adam = here.refused(f"train {with_it} --optim rmsprop --beta1 0.5 --work_dir new")
+    assert "--optim rmsprop, only with adam, adamw, lamb or muon; leave it out" in of_adam
+    above = here.refused(f"train {with_it} --optim rmsprop --square_decay 1 --work_dir new")
+    assert "--square_decay 1.0: must be at least 0 and below 1" in above
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("class A:\n    name = 'a'\n", "A: no part of a model; derive it from MemoryRule, "),
+        ("class A:\n    name = 'a'\n", "A: no part of a model or a training; derive it from "),
         ("x = 1\n", "defines no part; give a class a name"),
         ("x = 1\n1 / 0\n", "ZeroDivisionError in line 2: division by zero"),
         ("def f(:\n", "SyntaxError: "),

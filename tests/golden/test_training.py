@@ -13,7 +13,7 @@ from txl.convert import from_kimiyoung
 from txl.convert.kimiyoung import parameters_as_kimiyoung
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
-from txl.training.optim import Plateau, learning_rate
+from txl.training.schedules import Plateau, learning_rate
 from txl.training.step import TrainState
 
 FOLDER = Path(__file__).parent / "train"

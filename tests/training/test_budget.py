@@ -9,7 +9,7 @@ from tests.training.runs import ALONE, Run, config
 from txl.runtime import clock as clocks
 from txl.runtime.clock import Clock
 from txl.training.budget import Budget
-from txl.training.optim import learning_rate
+from txl.training.schedules import learning_rate
 
 
 class Turned:

@@ -10,9 +10,12 @@ import torch
 from torch import nn
 
 from txl import ModelConfig, TransformerXL
+from txl.registry import OPTIMIZERS
 from txl.training.config import TrainConfig
-from txl.training.optim import Optimizers, Plateau, learning_rate, matrices_of_muon, tensors_kept
+from txl.training.optim import Optimizers, tensors_kept
 from txl.training.optimizers import Muon
+from txl.training.schedules import Plateau, learning_rate
+from txl.training.update_rules import rule_of
 
 Array = np.ndarray
 MATRIX, TALL, BIAS = "layers.0.attn.q_net.weight", "layers.0.ff.up.weight", "softmax.biases.0"
@@ -77,7 +80,14 @@ def muon(x: Array, g: Array, t: int, s: dict[str, Any]) -> Array:
     return x - LR * DECAY * x - LR * 0.2 * math.sqrt(max(x.shape)) * o
 
 
-@pytest.mark.parametrize("rule", [adam, adamw, sgd, adagrad, lamb, muon])
+PAPERS = (adam, adamw, sgd, adagrad, lamb, muon)
+
+
+def test_every_optimizer_has_its_paper() -> None:
+    assert [rule.__name__ for rule in PAPERS] == [*OPTIMIZERS]
+
+
+@pytest.mark.parametrize("rule", PAPERS)
 def test_an_optimizer_is_its_paper(
     rule: Callable[..., Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +111,7 @@ def test_an_optimizer_is_its_paper(
             )
 
 
-@pytest.mark.parametrize("optim", ["adam", "adamw", "sgd", "adagrad", "lamb", "muon"])
+@pytest.mark.parametrize("optim", OPTIMIZERS)
 def test_what_an_optimizer_keeps_is_known_before(optim: str) -> None:
     named = {name: nn.Parameter(torch.tensor(x)) for name, x in BEGIN.items()}
     matrices = [named[MATRIX], named[TALL]]
@@ -159,7 +169,8 @@ def test_muon_turns_what_mixes_features_of_hidden_states(
     }
     model = TransformerXL(ModelConfig(**shape, **position, pre_lnorm=True, gate="gru"))
     config = TrainConfig(optim="muon", muon_positions=with_positions)
-    turned, _ = Optimizers(model.named_parameters(), config, matrices_of_muon(model, config))._all
+    matrices = rule_of(config).matrices(model)
+    turned, _ = Optimizers(model.named_parameters(), config, matrices)._all
     names = {parameter: name for name, parameter in model.named_parameters()}
     expected = [f"attn.{net}_net" for net in "qkvo"] + ["ff.0", "ff.3"] + of_positions
     found = {names[parameter] for parameter in turned.param_groups[0]["params"]}

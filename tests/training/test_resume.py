@@ -15,14 +15,14 @@ from tests.training.runs import ADAPTIVE, ALONE, SHAPE, Run, config, same_weight
 from txl.checkpoint import last_checkpoint, load_model
 from txl.evaluation.score import Score
 from txl.memory import MEMORIES
+from txl.registry import OPTIMIZERS
 from txl.runtime import signals
 from txl.runtime.signals import TERMINATE, StopNow, StopRequest, until_stopped
 from txl.training import loop
 from txl.training.config import TrainConfig
 from txl.training.step import TrainState
 
-HINTS = get_type_hints(TrainConfig)
-OPTIMIZERS, SCHEDULERS = get_args(HINTS["optim"]), get_args(HINTS["scheduler"])
+SCHEDULERS = get_args(get_type_hints(TrainConfig)["scheduler"])
 PAIRS = [(optim, SCHEDULERS[i % len(SCHEDULERS)]) for i, optim in enumerate(OPTIMIZERS)]
 """Each of both: what an optimizer keeps and what a schedule keeps do not touch each other."""
 EVERYTHING = {

@@ -2,7 +2,6 @@
 
 import fnmatch
 import json
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from txl.checkpoint.folder import (
 )
 from txl.checkpoint.save import FORMAT
 from txl.checkpoint.shards import SHARDS, shards_in
-from txl.config import Context, ModelConfig, UsageError
+from txl.config import Context, ModelConfig, UsageError, hints_of
 from txl.files import content_of, sha256
 from txl.registry import settings_of_all
 from txl.runtime.records import parse_json, require_fields
@@ -200,16 +199,14 @@ def _model_fields(values: Any) -> dict[str, Any]:
     """The arguments of `ModelConfig`; before version 0.3 settings of its parts stood beside them.
     Raises `ValueError` if one is unknown or of another type.
     """
-    hints = typing.get_type_hints(ModelConfig)
-    of_parts = {}
-    for f in settings_of_all().values():
-        of_parts[f.name] = f.type
-    require_fields(values, of_parts | hints)
+    hints = hints_of(ModelConfig)
+    require_fields(values, hints)
+    of_parts = settings_of_all()
     own = {}
     for name, value in values.get("own", {}).items():
         if name in of_parts:
             own[name] = value
-    require_fields(own, of_parts)
+    require_fields(own, hints)
     return values
 
 

@@ -6,6 +6,7 @@ defaults.
 
 import argparse
 import difflib
+import functools
 import re
 import sys
 import types
@@ -15,23 +16,17 @@ from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
-from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
+from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, current_value
 from txl.cli.presets import PRESETS, Entry, words_of
-from txl.config import ModelConfig, UsageError, fields_of, require
+from txl.config import NamesParts, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
 from txl.model.axes import readers
 from txl.plugins import PLUGIN_HELP, is_from_file
-from txl.registry import ATTENTION_RULES, GATES, MEMORIES, PARTS, POSITIONS, settings_of
+from txl.registry import PARTS, PARTS_OF_TRAINING, Registry, readers_in, settings_of
 
 Typed = dict[str, Any]
 Groups = dict[str, list[tuple[Field, Any]]]
-_CHOICES = {
-    "position": POSITIONS,
-    "memory": MEMORIES,
-    "attention": ATTENTION_RULES,
-    "gate": ["none", *GATES],
-    "dataset": DATA_SETS,
-}
+_CHOICES = {registry.flag: registry for registry in (*PARTS, *PARTS_OF_TRAINING, DATA_SETS)}
 
 _PRESET_HELP = "settings by name, over which typed flags win; txl/cli/presets.py has them"
 
@@ -163,6 +158,10 @@ def _conditions(name: str, f: Field | None) -> list[dict[str, Sequence[str]]]:
     found: list[dict[str, Sequence[str]]] = [
         {key: who for key, who in readers(name)._asdict().items() if who}
     ]
+    for registry in PARTS_OF_TRAINING:
+        who = readers_in(registry, name)
+        if who:
+            found.append({registry.flag: who})
     if f is not None and f.metadata.get("when"):
         other, *values = f.metadata["when"]
         found.append({other: values})
@@ -214,10 +213,8 @@ def _add_flags(
                 groups.setdefault("most used" if f.name in first else section, []).append(
                     (f, hints[f.name])
                 )
-            if cls is ModelConfig:
-                sections[f.name] = section
-    if ModelConfig in classes:
-        _add_settings_of_parts(groups, sections)
+            sections[f.name] = section
+    _add_settings_of_parts(classes, groups, sections)
     groups["most used"].sort(key=lambda one: first.index(one[0].name))
     for title, members in groups.items():
         group = parser.add_argument_group(title)
@@ -225,12 +222,18 @@ def _add_flags(
             _add_flag(group, f, hint)
 
 
-def _add_settings_of_parts(groups: Groups, sections: Mapping[str, str]) -> None:
+def _add_settings_of_parts(
+    classes: Iterable[type], groups: Groups, sections: Mapping[str, str]
+) -> None:
     """Add the settings of all parts, each once: where the part is chosen, or apart if it is of a
     file of one's own.
     """
     names: set[str] = set()
-    for registry in PARTS:
+    registries: list[Registry] = []
+    for cls in classes:
+        if issubclass(cls, NamesParts):
+            registries += cls.parts
+    for registry in registries:
         for part in registry.values():
             if is_from_file(part):
                 title = "of your own"
@@ -259,15 +262,12 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
         hint = args[0]
         args = list(typing.get_args(args[0]))
     if f.name in _CHOICES and hint is str:
-        group.add_argument(f"--{f.name}", choices=_CHOICES[f.name], **given)
+        name_of = functools.partial(current_value, f.name)
+        group.add_argument(f"--{f.name}", choices=_names(f), type=name_of, **given)
     elif hint is bool:
         group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)
     elif typing.get_origin(hint) is Literal:
-        if f.name == "optim":
-            type_ = supported_optimizer
-        else:
-            type_ = type(args[0])
-        group.add_argument(f"--{f.name}", choices=args, type=type_, **given)
+        group.add_argument(f"--{f.name}", choices=args, type=type(args[0]), **given)
     elif f.name == "cutoffs":
         group.add_argument(f"--{f.name}", nargs="+", type=int_or_auto, metavar="int", **given)
     elif typing.get_origin(hint) is tuple:
@@ -280,6 +280,14 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
         )
     else:
         group.add_argument(f"--{f.name}", type=hint, metavar=hint.__name__, **given)
+
+
+def _names(f: Field) -> list[str]:
+    """The names that a flag takes: of the parts, and its default, which may be none of them."""
+    names = list(_CHOICES[f.name])
+    if f.default in names:
+        return names
+    return [f.default, *names]
 
 
 def int_or_auto(word: str) -> int | str:

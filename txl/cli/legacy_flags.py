@@ -107,6 +107,7 @@ _HARMLESS = {
 """Values of refused flags that change nothing."""
 _RENAMED = {"eval_max_steps": "max_eval_steps"}
 """NVIDIA's names of flags that take a whole number."""
+_RENAMED_VALUES = {("optim", "jitlamb"): "lamb"}
 _ATTN_TYPE = {
     "0": "rel_sinusoid",
     "1": "learned_relative",
@@ -116,11 +117,9 @@ _ATTN_TYPE = {
 """Values of --position for the numbers of --attn_type."""
 
 
-def supported_optimizer(name: str) -> str:
-    """The value of --optim."""
-    if name == "jitlamb":
-        return "lamb"
-    return name
+def current_value(flag: str, value: str) -> str:
+    """The value that a flag has here for one of NVIDIA's."""
+    return _RENAMED_VALUES.get((flag, value), value)
 
 
 def add_legacy_flags(parser: argparse.ArgumentParser, known: set[str]) -> None:

@@ -241,7 +241,7 @@ def record_of(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
     texts = {}
     for split in ("train", "valid"):
         texts[split] = corpus.fingerprint(split)
-    return {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
+    return {"train": config.record(), "data": as_dict(corpus.config), "texts": texts}
 
 
 def checkpoint_writer(

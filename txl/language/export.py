@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from txl.checkpoint import CheckpointWriter, Snapshot
-from txl.config import UsageError, require
+from txl.config import UsageError, hints_of, require
 from txl.convert.huggingface import DATA, config_for_huggingface, second_names, to_huggingface
 from txl.convert.huggingface_words import SETTINGS_OF_MOSES, SETTINGS_OF_WORDS, tokenizer_of_words
 from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
@@ -123,7 +123,9 @@ def rates(lm: "LanguageModel") -> dict[str, float]:
         return rates_of(lm.model)
     try:
         config = TrainConfig(
-            **require_fields({name: noted[name] for name in RATES if name in noted}, TrainConfig)
+            **require_fields(
+                {name: noted[name] for name in RATES if name in noted}, hints_of(TrainConfig)
+            )
         )
     except (TypeError, ValueError) as error:
         raise UsageError(f"config.json of the run: {error}; use another copy") from None

@@ -3,12 +3,12 @@
 import dataclasses
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txl.config import Context, ModelConfig, UsageError, require
+from txl.config import Context, ModelConfig, UsageError, fields_of, require
 from txl.data_utils.corpus import DataConfig
 from txl.model.axes import chosen_by, is_read
 from txl.registry import settings_of_all
@@ -222,7 +222,7 @@ def training_command(record: dict[str, Any]) -> str:
         ("context", Context),
     ):
         values = record.get(section, {})
-        for f in dataclasses.fields(kind):
+        for f in _fields_of(kind):
             value = values.get(f.name)
             if isinstance(f.default, tuple):
                 default = list(f.default)
@@ -242,4 +242,16 @@ def training_command(record: dict[str, Any]) -> str:
             settings[name].metadata.get("flag", True) and value != settings[name].default
         ):
             words += [f"--{name}", str(value)]
+    known = fields_of(TrainConfig)
+    for name, value in record.get("train", {}).items():
+        if name not in known:  # of an optimizer of its author's
+            words += [f"--{name}", str(value)]
     return shlex.join(words)
+
+
+def _fields_of(kind: type) -> Iterable[dataclasses.Field]:
+    """The fields that stand beside each other in a record: those of a model's parts stand apart."""
+    found = {f.name: f for f in dataclasses.fields(kind)}
+    if kind is not ModelConfig:
+        found |= fields_of(kind)
+    return found.values()

@@ -1,29 +1,31 @@
 """How a model is trained, as a dataclass whose fields are the flags of train.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from txl.config import (
     ATTN_IMPL_HELP,
     DEVICE_HELP,
     KEEP_MIB,
+    OWN,
     SEED,
     SIZE,
     AttnImpl,
-    Checked,
     Dtype,
+    NamesParts,
+    as_dict,
     option,
     require,
 )
+from txl.registry import PARTS_OF_TRAINING, default_of, settings_of_package
 
-ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig(Checked):
+@dataclass(frozen=True, kw_only=True, init=False)
+class TrainConfig(NamesParts):
     """How the model is trained."""
 
+    parts = PARTS_OF_TRAINING
     work_dir: str = option("runs/txl", "run directory: checkpoints and logs", section="run")
     resume: bool | int = option(
         False,
@@ -94,29 +96,12 @@ class TrainConfig(Checked):
         "document: tokens attend to their own document only, which begins in WikiText at a heading"
         " like = Title =",
     )
-    optim: Literal["adam", "adamw", "sgd", "adagrad", "lamb", "muon"] = option(
+    optim: str = option(
         "adam",
         "muon: for matrices of the layers that mix features of hidden states; adamw for the rest",
         section="optimizer",
     )
-    muon_positions: bool = option(
-        False,
-        "muon updates the projections of position features (r_net) too, as in version 0.2; longer"
-        " memories then hurt",
-        when=("optim", "muon"),
-    )
     lr: float = option(0.00025, "peak learning rate", above=0)
-    mom: float = option(0.0, "momentum", when=("optim", "sgd"), minimum=0, below=1)
-    beta1: float = option(0.9, "decay of the average of gradients", when=ADAMS, minimum=0, below=1)
-    beta2: float = option(
-        0.999, "decay of the average of squared gradients", when=ADAMS, minimum=0, below=1
-    )
-    epsilon: float | None = option(
-        None,
-        "added to the denominator of the update (not given: 1e-8; lamb: 1e-6)",
-        when=ADAMS,
-        above=0,
-    )
     weight_decay: float = option(0.0, "weight decay", minimum=0)
     ema: float = option(
         0.0,
@@ -257,8 +242,11 @@ class TrainConfig(Checked):
         minimum=0,
     )
     timeout_s: float = option(600.0, "seconds to wait for another process", above=0, maximum=1e9)
+    own: dict[str, Any] = field(default_factory=dict, metadata=OWN)
 
     def __post_init__(self) -> None:
+        for registry in self.parts:
+            registry.require_known(getattr(self, registry.flag))
         super().__post_init__()
         if self.clip == inf:
             object.__setattr__(self, "clip", 0.0)
@@ -274,6 +262,16 @@ class TrainConfig(Checked):
         by_update = "sets the rate by updates, --minutes by the clock; drop one of them"
         as_in_2019 = self.minutes is not None and self.warmup_convention == "original"
         require(not as_in_2019, f"--warmup_convention original: {by_update}")
+
+    def record(self) -> dict[str, Any]:
+        """All settings for config.json: those of the parts beside the others, of the package's
+        parts also where they are not named.
+        """
+        values = as_dict(self)
+        own = values.pop("own")
+        for name, f in settings_of_package(self.parts).items():
+            values[name] = default_of(f)
+        return values | own
 
     @property
     def n_part(self) -> int:

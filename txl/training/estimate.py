@@ -27,7 +27,8 @@ from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.resources import available_bytes, resident_bytes
 from txl.stacks.chunked import compute_in_chunks
 from txl.training.config import TrainConfig
-from txl.training.optim import matrices_of_muon, tensors_kept
+from txl.training.optim import tensors_kept
+from txl.training.update_rules import rule_of
 
 _LIBRARIES = 40 * 2**20
 """Workspace of matrix product libraries on a CPU, in bytes."""
@@ -161,7 +162,7 @@ def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ran
 
 def optimizer_bytes(model: TransformerXL, config: TrainConfig) -> int:
     """Bytes that the optimizer keeps of the parameters."""
-    n_kept = tensors_kept(model.parameters(), config, matrices_of_muon(model, config))
+    n_kept = tensors_kept(model.parameters(), config, rule_of(config).matrices(model))
     return sum(n * _bytes([parameter]) for parameter, n in n_kept.items())
 
 

@@ -19,7 +19,7 @@ from txl.checkpoint import (
     remove_checkpoints,
     set_aside,
 )
-from txl.config import UsageError, require
+from txl.config import UsageError, hints_of, require
 from txl.files import not_through_a_link
 from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.lock import Lock
@@ -157,7 +157,9 @@ def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     Raises `UsageError` if they are damaged or of a newer version.
     """
     try:
-        saved = require_fields(checkpoint.record["train"], TrainConfig)
+        saved = checkpoint.record["train"]
+        _require_known_parts(saved)
+        require_fields(saved, hints_of(TrainConfig))
         inherited = {}
         for name, value in saved.items():
             if name not in OF_ONE_START:
@@ -166,6 +168,18 @@ def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         return inherited
     except (ValueError, KeyError) as error:
         raise damaged(checkpoint.folder / "config.json", error) from None
+
+
+def _require_known_parts(saved: Any) -> None:
+    """Raise `NoSuchPart` for an optimizer of a file that has not been run, whose settings are not
+    known either.
+    """
+    if not isinstance(saved, dict):
+        return
+    for registry in TrainConfig.parts:
+        name = saved.get(registry.flag)
+        if isinstance(name, str):
+            registry.require_known(name)
 
 
 def start_new_run(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:

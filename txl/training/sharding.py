@@ -16,6 +16,7 @@ from txl.runtime.allocator import return_freed_memory
 from txl.runtime.distributed import Ranks, is_in_shards, local
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
+from txl.training.update_rules import rule_of
 
 
 def in_shards(config: TrainConfig, ranks: Ranks) -> bool:
@@ -36,11 +37,8 @@ def require_shards(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> Non
         "--shard: --reversible recomputes its layers by a pass that cannot gather weights; drop one"
         " of the two",
     )
-    require(
-        config.optim != "muon",
-        "--shard: --optim muon orthogonalises whole matrices, which no process holds; use adamw or"
-        " lamb",
-    )
+    why = rule_of(config).not_in_shards
+    require(not why, f"--shard: --optim {config.optim} {why}")
 
 
 def model_in_shards(

@@ -25,8 +25,10 @@ from txl.training.budget import Budget
 from txl.training.config import TrainConfig
 from txl.training.finite import BadStep, GradientWatch, NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
-from txl.training.optim import Optimizers, Plateau, learning_rate, matrices_of_muon
+from txl.training.optim import Optimizers
+from txl.training.schedules import Plateau, learning_rate
 from txl.training.sharding import reshard
+from txl.training.update_rules import rule_of
 
 
 @dataclass
@@ -91,7 +93,7 @@ class TrainState:
             self.nats = DistributedDataParallel(self.nats, gradient_as_bucket_view=True)
             self._fix_gradient_buckets()
         self.optimizers = Optimizers(
-            model.named_parameters(), config, matrices_of_muon(model, config)
+            model.named_parameters(), config, rule_of(config).matrices(model)
         )
         self.average = WeightAverage(model, config.ema)
         self.plateau = Plateau(config)
