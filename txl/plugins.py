@@ -1,10 +1,11 @@
 """Parts of a model or a training in files of one's own: `--plugin my.py`, or `txl.plugin("my.py")`.
 
-A file may define memories, position encodings, attention rules and gates of a model, and optimizers
-of a training. Each is a class with a `name`, which is then a choice of --memory, --position,
---attention, --gate or --optim. Settings of its own are the fields of a dataclass `Settings` inside
-the class, made with `txl.config.option`, as in the parts of the package; they are flags of train.py,
-are saved with the model or the training, and its constructor finds them in `config.own`.
+A file may define memories, position encodings, attention rules and gates of a model, optimizers and
+learning rate schedules of a training. Each is a class with a `name`, which is then a choice of
+--memory, --position, --attention, --gate, --optim or --scheduler. Settings of its own are the
+fields of a dataclass `Settings` inside the class, made with `txl.config.option`, as in the parts of
+the package; they are flags of train.py, are saved with the model or the training, and its
+constructor finds them in `config.own`.
 """
 
 import sys

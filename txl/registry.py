@@ -151,7 +151,18 @@ OPTIMIZERS = Registry(
     },
     base="txl.training.update_rules:UpdateRule",
 )
-PARTS_OF_TRAINING = (OPTIMIZERS,)
+SCHEDULES = Registry(
+    "scheduler",
+    "schedule",
+    {
+        "cosine": "txl.training.schedules:Cosine",
+        "inv_sqrt": "txl.training.schedules:InverseSquareRoot",
+        "dev_perf": "txl.training.schedules:DevPerf",
+        "constant": "txl.training.schedules:Constant",
+    },
+    base="txl.training.schedules:Schedule",
+)
+PARTS_OF_TRAINING = (OPTIMIZERS, SCHEDULES)
 """Of which a training has one each, with settings of its own."""
 
 

@@ -113,6 +113,19 @@ class RMSProp(UpdateRule):
         decay = self.config.own["square_decay"]
         return torch.optim.RMSprop(parameters, lr=self.config.lr, alpha=decay)
 """
+SCHEDULE = """
+from txl.training.schedules import Schedule
+
+
+class Linear(Schedule):
+    name = "linear"
+
+    def after_warmup(self, update):
+        return self.config.lr * (1 - update / self.config.schedule_length)
+
+    def final_rate(self):
+        return 0.0
+"""
 TINY = {"n_token": 9, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
 
 
@@ -227,6 +240,18 @@ def test_an_optimizer_of_a_file_trains_resumes_and_is_estimated(
     missing = here.refused("train --work_dir run --resume --max_step 5")
     assert "config.json: optim rmsprop: no such optimizer; there are adam, " in missing
     assert missing.endswith("the file that defines one of your own is named with --plugin")
+
+
+def test_a_schedule_of_a_file_is_followed(here: Here, tmp_path: Path) -> None:
+    path = tmp_path / "my_schedule.py"
+    path.write_text(SCHEDULE)
+    train = f"train --plugin {shlex.quote(str(path))} --work_dir run"
+    here(f"{train} --overwrite --scheduler linear --lr 0.01 --max_step 4 --log_interval 1")
+    records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    rates = [record["train/lr"] for record in records if record["kind"] == "train"]
+    assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    beyond = here.refused(f"{train} --resume --max_step 8")
+    assert "the linear schedule of the run ends after step 4, at a learning rate of 0;" in beyond
 
 
 def test_a_flag_of_an_optimizer_that_is_not_chosen_is_refused(here: Here, optimizer: Path) -> None:

@@ -13,7 +13,7 @@ from txl.convert import from_kimiyoung
 from txl.convert.kimiyoung import parameters_as_kimiyoung
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
-from txl.training.schedules import Plateau, learning_rate
+from txl.training.schedules import Plateau, schedule_of
 from txl.training.step import TrainState
 
 FOLDER = Path(__file__).parent / "train"
@@ -79,7 +79,7 @@ def test_learning_rates_by_the_original_convention(name: str) -> None:
     config = TrainConfig(lr=0.00025, max_step=20, warmup_convention="original", **SCHEDULES[name])
     plateau, valid, rates = Plateau(config), iter([5, 4, 4.5, 4.2, 4.1, 3.9]), []
     for update in range(20):
-        rates.append(plateau.apply(learning_rate(update, config)))
+        rates.append(plateau.apply(schedule_of(config).rate(update)))
         if (update + 1) % 3 == 0:
             plateau.see(next(valid))
     np.testing.assert_allclose(rates, golden, rtol=0, atol=1e-15)

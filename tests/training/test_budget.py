@@ -9,7 +9,7 @@ from tests.training.runs import ALONE, Run, config
 from txl.runtime import clock as clocks
 from txl.runtime.clock import Clock
 from txl.training.budget import Budget
-from txl.training.schedules import learning_rate
+from txl.training.schedules import schedule_of
 
 
 class Turned:
@@ -71,18 +71,17 @@ def test_a_training_that_goes_on_counts_what_it_had() -> None:
 
 
 def test_rates_follow_the_clock() -> None:
-    cosine = config(lr=1.0, warmup_step=100, max_step_scheduler=2**53 - 1)
-    assert learning_rate(0, cosine, 0.0) == pytest.approx(0.01)
-    assert learning_rate(0, cosine, 0.05) == pytest.approx(0.5 * (1 + math.cos(0.05 * math.pi)) / 2)
-    assert learning_rate(5000, cosine, 0.5) == pytest.approx(0.5)
-    assert learning_rate(5000, cosine, 1.0) == pytest.approx(0.0)
-    assert learning_rate(
-        50, config(lr=1.0, max_step_scheduler=100, warmup_step=0), 0.1
-    ) == pytest.approx(0.5)
-    assert learning_rate(
-        99, config(lr=1.0, scheduler="inv_sqrt", warmup_step=25), 0.5
-    ) == pytest.approx(0.5)
-    assert learning_rate(99, config(lr=1.0, scheduler="constant"), 0.9) == 1.0
+    cosine = schedule_of(config(lr=1.0, warmup_step=100, max_step_scheduler=2**53 - 1))
+    assert cosine.rate(0, 0.0) == pytest.approx(0.01)
+    assert cosine.rate(0, 0.05) == pytest.approx(0.5 * (1 + math.cos(0.05 * math.pi)) / 2)
+    assert cosine.rate(5000, 0.5) == pytest.approx(0.5)
+    assert cosine.rate(5000, 1.0) == pytest.approx(0.0)
+    short = schedule_of(config(lr=1.0, max_step_scheduler=100, warmup_step=0))
+    assert short.rate(50, 0.1) == pytest.approx(0.5)
+    inv_sqrt = schedule_of(config(lr=1.0, scheduler="inv_sqrt", warmup_step=25))
+    assert inv_sqrt.rate(99, 0.5) == pytest.approx(0.5)
+    assert inv_sqrt.rate(9, 0.5) == 1.0
+    assert schedule_of(config(lr=1.0, scheduler="constant")).rate(99, 0.9) == 1.0
 
 
 def test_a_training_ends_when_its_time_is_used_and_saves_how_much_it_was(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from txl.registry import OPTIMIZERS
 from txl.training.config import TrainConfig
 from txl.training.optim import Optimizers, tensors_kept
 from txl.training.optimizers import Muon
-from txl.training.schedules import Plateau, learning_rate
+from txl.training.schedules import Plateau, schedule_of
 from txl.training.update_rules import rule_of
 
 Array = np.ndarray
@@ -207,12 +207,13 @@ SCHEDULES: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
 def test_a_schedule_is_its_formula_after_a_linear_warmup_and_beyond_its_end(name: str) -> None:
     flags, after = SCHEDULES[name]
     config = TrainConfig(lr=0.1, max_step=10, warmup_step=4, **flags)
-    rates = [learning_rate(n - 1, config) for n in range(1, 16)]
+    rates = [schedule_of(config).rate(n - 1) for n in range(1, 16)]
     assert rates == pytest.approx(
         [0.1 * n / 4 if n <= 4 else after(n) for n in range(1, 16)], abs=1e-12
     )
     # without a warmup
-    assert learning_rate(0, TrainConfig(lr=0.1, max_step=10, **flags)) == pytest.approx(0.1)
+    without = schedule_of(TrainConfig(lr=0.1, max_step=10, **flags))
+    assert without.rate(0) == pytest.approx(0.1)
 
 
 LOSSES = [3.0, 2.0, 2.1, 2.0 - 1e-4, 1.9997, 1.9, 2.3, 2.3, 2.3, 2.3, 1.0, 1.0, 1.0, 1.0]

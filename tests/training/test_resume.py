@@ -1,9 +1,10 @@
 """Stop and go on equals never stopped (law 8), bitwise."""
 
+import itertools
 import os
 import signal
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -15,15 +16,13 @@ from tests.training.runs import ADAPTIVE, ALONE, SHAPE, Run, config, same_weight
 from txl.checkpoint import last_checkpoint, load_model
 from txl.evaluation.score import Score
 from txl.memory import MEMORIES
-from txl.registry import OPTIMIZERS
+from txl.registry import OPTIMIZERS, SCHEDULES
 from txl.runtime import signals
 from txl.runtime.signals import TERMINATE, StopNow, StopRequest, until_stopped
 from txl.training import loop
-from txl.training.config import TrainConfig
 from txl.training.step import TrainState
 
-SCHEDULERS = get_args(get_type_hints(TrainConfig)["scheduler"])
-PAIRS = [(optim, SCHEDULERS[i % len(SCHEDULERS)]) for i, optim in enumerate(OPTIMIZERS)]
+PAIRS = [*zip(OPTIMIZERS, itertools.cycle(SCHEDULES), strict=False)]
 """Each of both: what an optimizer keeps and what a schedule keeps do not touch each other."""
 EVERYTHING = {
     "dropout": 0.2,

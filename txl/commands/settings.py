@@ -21,6 +21,7 @@ from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.folder import open_run, saved_settings
 from txl.training.run import require_shares
+from txl.training.schedules import schedule_of
 
 _LOG = logging.getLogger(__name__)
 ENDLESS = 2**53 - 1
@@ -173,12 +174,8 @@ def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
     else:
         shape = found
     refuse_idle_flags(typed, config, data, shape)
-    for name in ("eta_min", "lr_min"):
-        lowest = getattr(config, name)
-        require(
-            name not in typed or lowest <= config.lr,
-            f"--{name} {lowest}: must be at most --lr {config.lr}",
-        )
+    if settings.checkpoint is None:
+        schedule_of(config).require_fits()
     require_shares(config, ranks)
     if config.reset != "never":
         require_masks_documents(shape)

@@ -122,7 +122,7 @@ class TrainConfig(NamesParts):
         when=("on_nonfinite", "skip"),
         minimum=1,
     )
-    scheduler: Literal["cosine", "inv_sqrt", "dev_perf", "constant"] = option(
+    scheduler: str = option(
         "cosine",
         "dev_perf: lower the rate when validation stops improving",
         section="learning rate schedule",
@@ -137,23 +137,6 @@ class TrainConfig(NamesParts):
         "txl",
         "txl: update k of the warmup uses lr k/warmup_step; original: the first update uses lr,"
         " later ones lag",
-    )
-    eta_min: float = option(0.0, "the final learning rate", when=("scheduler", "cosine"), minimum=0)
-    decay_rate: float = option(
-        0.5,
-        "the learning rate is multiplied by this when validation stops improving",
-        when=("scheduler", "dev_perf"),
-        above=0,
-        maximum=1,
-    )
-    patience: int = option(
-        0,
-        "evaluations without improvement before the rate is lowered",
-        when=("scheduler", "dev_perf"),
-        minimum=0,
-    )
-    lr_min: float = option(
-        0.0, "the lowest learning rate", when=("scheduler", "dev_perf"), minimum=0
     )
     dropout: float = option(
         0.0,

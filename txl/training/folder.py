@@ -27,6 +27,7 @@ from txl.runtime.records import require_fields
 from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError
 from txl.training.metrics import remove_records, require_own_records
+from txl.training.schedules import schedule_of
 from txl.training.step import Progress
 
 _LOG = logging.getLogger("txl.training")
@@ -251,17 +252,15 @@ def _require_agreement(checkpoint: Checkpoint, folder: Path, typed: dict[str, An
 
 def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
     """A cosine schedule ends at eta_min, usually 0, where more updates change nothing."""
+    final_rate = schedule_of(was).final_rate()
     end = was.schedule_length
     asked = typed.get("max_step", was.max_step)
-    if (
-        was.scheduler == "cosine"
-        and asked > max(end, was.max_step)
-        and "max_step_scheduler" not in typed
-    ):
+    is_beyond = asked > max(end, was.max_step) and "max_step_scheduler" not in typed
+    if is_beyond and final_rate is not None:
         raise UsageError(
-            f"--max_step {asked}: the cosine schedule of the run ends after step {end}, at a"
-            f" learning rate of {was.eta_min:g}; add --max_step_scheduler {asked} to stretch it, or"
-            f" --max_step_scheduler {end} to stay at that rate"
+            f"--max_step {asked}: the {was.scheduler} schedule of the run ends after step {end}, at"
+            f" a learning rate of {final_rate:g}; add --max_step_scheduler {asked} to stretch it,"
+            f" or --max_step_scheduler {end} to stay at that rate"
         )
 
 

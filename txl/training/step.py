@@ -26,7 +26,7 @@ from txl.training.config import TrainConfig
 from txl.training.finite import BadStep, GradientWatch, NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
 from txl.training.optim import Optimizers
-from txl.training.schedules import Plateau, learning_rate
+from txl.training.schedules import Plateau, schedule_of
 from txl.training.sharding import reshard
 from txl.training.update_rules import rule_of
 
@@ -96,6 +96,7 @@ class TrainState:
             model.named_parameters(), config, rule_of(config).matrices(model)
         )
         self.average = WeightAverage(model, config.ema)
+        self.schedule = schedule_of(config)
         self.plateau = Plateau(config)
         self.progress = Progress()
         self.budget: Budget | None = None
@@ -132,7 +133,7 @@ class TrainState:
         Raises:
             NonFiniteError: if the gradient is not finite; before the update, on all ranks.
         """
-        self.lr = self.plateau.apply(learning_rate(self.progress.step, self.config, self.share))
+        self.lr = self.plateau.apply(self.schedule.rate(self.progress.step, self.share))
         self.optimizers.set_learning_rate(self.lr)
         self._redraw()
         remembered = self.memories
