@@ -256,6 +256,11 @@ class NamesParts(Checked):
             if name in registry:
                 yield registry[name]
 
+    def _is_known(self, registry: Registry) -> bool:
+        """True if the part of a registry is there, or there is none by default."""
+        name = getattr(self, registry.flag)
+        return name in registry or name == getattr(type(self), registry.flag)
+
     def _settings_of_parts(self) -> dict[str, Any]:
         """Of `own` the settings of its parts, the others at their defaults. Raises `UsageError` for
         values out of their bounds, `TypeError` for what is no setting.
@@ -269,13 +274,7 @@ class NamesParts(Checked):
         if not others:
             return own
         of_all = settings_of_all(self.parts)
-        names = []
-        for registry in self.parts:
-            names.append(getattr(self, registry.flag))
-        is_known = all(
-            name in registry or name == "none"
-            for registry, name in zip(self.parts, names, strict=True)
-        )
+        is_known = all(map(self._is_known, self.parts))
         for name in sorted(others):
             if name in of_all:
                 check_field(of_all[name], self.own[name])

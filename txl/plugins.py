@@ -1,11 +1,11 @@
 """Parts of a model or a training in files of one's own: `--plugin my.py`, or `txl.plugin("my.py")`.
 
 A file may define memories, position encodings, attention rules and gates of a model, optimizers and
-learning rate schedules of a training. Each is a class with a `name`, which is then a choice of
---memory, --position, --attention, --gate, --optim or --scheduler. Settings of its own are the
-fields of a dataclass `Settings` inside the class, made with `txl.config.option`, as in the parts of
-the package; they are flags of train.py, are saved with the model or the training, and its
-constructor finds them in `config.own`.
+learning rate schedules of a training, and rules of dynamic evaluation. Each is a class with a
+`name`, which is then a choice of --memory, --position, --attention, --gate, --optim, --scheduler or
+--dynamic. Settings of its own are the fields of a dataclass `Settings` inside the class, made with
+`txl.config.option`, as in the parts of the package; they are flags of the program, are saved with
+the model or the training, and its constructor finds them in `config.own`.
 """
 
 import sys
@@ -18,7 +18,7 @@ from typing import Any
 from txl.attention_rules import AttentionRule
 from txl.config import UsageError, require
 from txl.files import require_readable
-from txl.registry import ATTENTION_RULES, PARTS, PARTS_OF_TRAINING, Registry, settings_of
+from txl.registry import ALL_PARTS, ATTENTION_RULES, Registry, settings_of
 
 PLUGIN_HELP = (
     "a Python file that defines parts of your own, see docs/architecture.md; may be given several"
@@ -116,13 +116,13 @@ def _registry_of(part: Any) -> Registry:
     if all(hasattr(part, member) for member in ("of_model", "shared_qk")):
         return ATTENTION_RULES
     bases = []
-    for registry in (*PARTS, *PARTS_OF_TRAINING):
+    for registry in ALL_PARTS:
         if registry.base is None:
             continue
         if issubclass(part, registry.base):
             return registry
         bases.append(registry.base.__name__)
     raise UsageError(
-        f"{part.__name__}: no part of a model or a training; derive it from {', '.join(bases)}, or"
+        f"{part.__name__}: no part of a model, a training or an evaluation; derive it from {', '.join(bases)}, or"
         f" give it the members of {AttentionRule.__name__}"
     )

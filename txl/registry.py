@@ -162,8 +162,19 @@ SCHEDULES = Registry(
     },
     base="txl.training.schedules:Schedule",
 )
+ADAPTATION_RULES = Registry(
+    "dynamic",
+    "rule",
+    {
+        "sgd": "txl.evaluation.test_time.dynamic:SGD",
+        "rms": "txl.evaluation.test_time.dynamic:RMS",
+    },
+    base="txl.evaluation.test_time.dynamic:AdaptationRule",
+)
 PARTS_OF_TRAINING = (OPTIMIZERS, SCHEDULES)
 """Of which a training has one each, with settings of its own."""
+ALL_PARTS = (*PARTS, *PARTS_OF_TRAINING, ADAPTATION_RULES)
+"""With settings of their own."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import txl
 from tests.cli.conftest import Here
 from txl import Context, ModelConfig, TransformerXL, plugins
 from txl.config import UsageError
-from txl.registry import MEMORIES, OPTIMIZERS, PARTS, PARTS_OF_TRAINING
+from txl.registry import ALL_PARTS, MEMORIES, OPTIMIZERS
 from txl.training.config import TrainConfig
 from txl.training.estimate import optimizer_bytes, weight_bytes
 
@@ -134,7 +134,7 @@ def forgotten() -> Iterator[None]:
     """What a file defines is there in its own process only; here it is taken back."""
     yield
     plugins._loaded.clear()
-    for registry in (*PARTS, *PARTS_OF_TRAINING):
+    for registry in ALL_PARTS:
         registry._added.clear()
 
 
@@ -267,7 +267,7 @@ def test_a_flag_of_an_optimizer_that_is_not_chosen_is_refused(here: Here, optimi
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("class A:\n    name = 'a'\n", "A: no part of a model or a training; derive it from "),
+        ("class A:\n    name = 'a'\n", "A: no part of a model, a training or an evaluation; "),
         ("x = 1\n", "defines no part; give a class a name"),
         ("x = 1\n1 / 0\n", "ZeroDivisionError in line 2: division by zero"),
         ("def f(:\n", "SyntaxError: "),

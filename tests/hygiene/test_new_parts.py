@@ -196,7 +196,7 @@ def test_no_other_file_names_an_encoding_or_a_memory() -> None:
                 {"txl/config.py"} if name in (ModelConfig.position, ModelConfig.memory) else set()
             )
             # --knn
-            allowed |= {"txl/evaluation/test_time/additions.py"} if name == "knn" else set()
+            allowed |= {"txl/evaluation/test_time/knn.py"} if name == "knn" else set()
             assert files <= allowed, name
 
 

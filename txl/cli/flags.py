@@ -22,11 +22,18 @@ from txl.config import NamesParts, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
 from txl.model.axes import readers
 from txl.plugins import PLUGIN_HELP, is_from_file
-from txl.registry import PARTS, PARTS_OF_TRAINING, Registry, readers_in, settings_of
+from txl.registry import (
+    ADAPTATION_RULES,
+    ALL_PARTS,
+    PARTS_OF_TRAINING,
+    Registry,
+    readers_in,
+    settings_of,
+)
 
 Typed = dict[str, Any]
 Groups = dict[str, list[tuple[Field, Any]]]
-_CHOICES = {registry.flag: registry for registry in (*PARTS, *PARTS_OF_TRAINING, DATA_SETS)}
+_CHOICES = {registry.flag: registry for registry in (*ALL_PARTS, DATA_SETS)}
 
 _PRESET_HELP = "settings by name, over which typed flags win; txl/cli/presets.py has them"
 
@@ -158,7 +165,7 @@ def _conditions(name: str, f: Field | None) -> list[dict[str, Sequence[str]]]:
     found: list[dict[str, Sequence[str]]] = [
         {key: who for key, who in readers(name)._asdict().items() if who}
     ]
-    for registry in PARTS_OF_TRAINING:
+    for registry in (*PARTS_OF_TRAINING, ADAPTATION_RULES):
         who = readers_in(registry, name)
         if who:
             found.append({registry.flag: who})

@@ -61,7 +61,7 @@ def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, Eva
     data = lm.data_config(typed)
     refuse_idle_flags(typed, config, *additions, data, lm.model_config)
     require_works(lm.model_config.memory, config, can_change=False)
-    learns = additions.dynamic.dynamic != "off"
+    learns = additions.dynamic.is_on
     why = (
         "learns from each token once, in the order of the text, which --borders aside reads several"
         " times"
@@ -96,7 +96,7 @@ def default_streams(
         print_line(
             f"| {what} looks back without limit: read in one stream, on which the result depends"
         )
-    if additions.dynamic.dynamic != "off":
+    if additions.dynamic.is_on:
         return 1
     return n_stream
 
@@ -182,7 +182,8 @@ def score_splits(
             predictor = None
             # before the text is read: a store that does not fit is refused first
             if additions.name:
-                predictor = adapted(context if additions.dynamic.dynamic == "rms" else contexts[0])
+                with_statistics = additions.dynamic.reads_training_text
+                predictor = adapted(context if with_statistics else contexts[0])
             rate = functools.partial(
                 score, model, split, context, ranks=ranks, keeps_losses=keeps_losses
             )

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from txl.checkpoint.config import ModelUse, OneModel
-from txl.config import LENGTH, TINY, Checked, Context, option, require
+from txl.config import LENGTH, Context, option, require
+from txl.evaluation.test_time.cache import CacheConfig
+from txl.evaluation.test_time.dynamic import DynamicConfig
+from txl.evaluation.test_time.knn import KnnConfig
 
 DEFAULTS: dict[str | None, dict[str, Any]] = {"nvidia": {"batch_size": 16}}
 """What a convention brings instead of the defaults of `EvalConfig`: the defaults of its program's
@@ -210,105 +213,6 @@ class ReclConfig(Lengths):
     def context_lengths(self) -> tuple[int, ...]:
         """Context lengths of RECL."""
         return tuple(range(self.recl_step, self.recl_longest + 1, self.recl_step))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DynamicConfig(Checked):
-    """Dynamic evaluation (Krause et al. 2018, 2019): gradient steps on the evaluated text."""
-
-    dynamic: Literal["off", "sgd", "rms"] = option(
-        "off",
-        "update the weights by SGD or RMS after each scored segment; --batch_size defaults to 1, as"
-        " parallel streams adapt the same weights and the result depends on their number",
-    )
-    dynamic_lr: float | None = option(
-        None,
-        "learning rate; tune it on valid, large models need much less (default: 0.05 for sgd,"
-        " 0.0001 for rms)",
-        above=0,
-        when=("dynamic",),
-    )
-    dynamic_decay: float = option(
-        0.001,
-        "decay towards the trained weights per update, for rms on average",
-        minimum=0,
-        maximum=1,
-        when=("dynamic",),
-    )
-    dynamic_epsilon: float = option(
-        0.0002, "added to the root mean square of the gradients", when=("dynamic", "rms"), above=0
-    )
-    dynamic_segments: int = option(
-        500,
-        "segments of the training text to average these gradients over",
-        when=("dynamic", "rms"),
-        minimum=1,
-    )
-
-    @property
-    def lr(self) -> float:
-        """The learning rate."""
-        if self.dynamic_lr is not None:
-            return self.dynamic_lr
-        if self.dynamic == "sgd":
-            return 0.05
-        return 0.0001
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheConfig(Checked):
-    """The continuous cache (Grave et al. 2017): recent words, retrieved by
-    similar hidden states.
-    """
-
-    cache_size: int = option(
-        0,
-        "tokens in the cache (0: no cache); streams warm up on that much text before them",
-        minimum=0,
-    )
-    cache_theta: float = option(
-        0.1,
-        "sharpness of the cache: factor of the hidden states' dot products",
-        minimum=0,
-        maximum=1e30,
-        when=("cache_size",),
-    )
-    cache_lambda: float = option(
-        0.15, "interpolation weight of the cache", above=0, below=1, when=("cache_size",)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnnConfig(Checked):
-    """kNN-LM (Khandelwal et al. 2020): words that followed similar hidden states in the training
-    text.
-    """
-
-    knn_store: str | None = option(
-        None,
-        "directory of the training text's hidden states, made if missing; 2 d_model + 4 bytes per"
-        " token",
-    )
-    knn_tokens: int | None = option(
-        None,
-        "tokens of the training text in the store, from its start (default: all)",
-        minimum=1,
-        when=("knn_store",),
-    )
-    knn_k: int = option(1024, "nearest neighbours per token", minimum=1, when=("knn_store",))
-    knn_lambda: float = option(
-        0.1,
-        "interpolation weight of the neighbours; larger for larger stores (the paper: 0.25)",
-        above=0,
-        below=1,
-        when=("knn_store",),
-    )
-    knn_temperature: float = option(
-        10.0, "divisor of the squared distances", minimum=TINY, when=("knn_store",)
-    )
-    knn_faiss: bool = option(
-        False, "approximate, faster search with faiss: pip install faiss-cpu", when=("knn_store",)
-    )
 
 
 ADDED = (DynamicConfig, CacheConfig, KnnConfig)

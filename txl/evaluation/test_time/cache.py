@@ -12,14 +12,49 @@ cache is not supported: it needs logits of all words on one scale, which an adap
 not have.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from txl.evaluation.config import CacheConfig
+from txl.config import option
+from txl.evaluation.test_time.method import MethodSettings
 from txl.evaluation.test_time.mixture import mixed_nll
 from txl.model.transformer import TransformerXL
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig(MethodSettings):
+    """The continuous cache (Grave et al. 2017): recent words, retrieved by
+    similar hidden states.
+    """
+
+    cache_size: int = option(
+        0,
+        "tokens in the cache (0: no cache); streams warm up on that much text before them",
+        minimum=0,
+    )
+    cache_theta: float = option(
+        0.1,
+        "sharpness of the cache: factor of the hidden states' dot products",
+        minimum=0,
+        maximum=1e30,
+        when=("cache_size",),
+    )
+    cache_lambda: float = option(
+        0.15, "interpolation weight of the cache", above=0, below=1, when=("cache_size",)
+    )
+
+    @property
+    def name(self) -> str:
+        if self.cache_size:
+            return "cache"
+        return ""
+
+    @property
+    def n_warmup(self) -> int:
+        return self.cache_size
 
 
 class Pairs(NamedTuple):

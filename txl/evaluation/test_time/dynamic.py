@@ -20,19 +20,153 @@ minimum: its learning rate and epsilon are sqrt(N) times those here.
 
 import copy
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from txl.config import Context, UsageError
-from txl.evaluation.config import DynamicConfig
+from txl.config import OWN, Checked, Context, NamesParts, UsageError, option, require
 from txl.evaluation.reading import Segments, of_counted, predicted_segments
+from txl.evaluation.test_time.method import MethodSettings
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
+from txl.registry import ADAPTATION_RULES
 
 Weights = dict[str, Tensor]
 """Tensors by parameter name, tied parameters once."""
+OFF = "off"
+"""The value of --dynamic without dynamic evaluation."""
+
+
+class AdaptationRule:
+    """How the weights follow a gradient. Settings of its own are a dataclass `Settings` inside the
+    class.
+    """
+
+    reads_training_text: ClassVar[bool] = False
+    """It needs the mean squares of the gradients on that, see `gradient_statistics`."""
+    default_lr: ClassVar[float]
+
+    def __init__(self, config: "DynamicConfig", mean_square: Weights | None) -> None:
+        self.decay = config.dynamic_decay
+
+    def scaled(self, name: str, gradient: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+        """What the learning rate multiplies, and the step back to the trained weight.
+
+        Args:
+            name: of the parameter.
+            back: from the weight to the trained one; may be changed.
+        """
+        raise NotImplementedError
+
+
+class SGD(AdaptationRule):
+    """(3) in the module's docstring."""
+
+    default_lr = 0.05
+
+    def scaled(self, name: str, gradient: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+        back *= self.decay
+        return gradient, back
+
+
+class RMS(AdaptationRule):
+    """(4) in the module's docstring."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(Checked):
+        dynamic_epsilon: float = option(
+            0.0002, "added to the root mean square of the gradients", above=0
+        )
+        dynamic_segments: int = option(
+            500, "segments of the training text to average these gradients over", minimum=1
+        )
+
+    reads_training_text = True
+    default_lr = 0.0001
+
+    def __init__(self, config: "DynamicConfig", mean_square: Weights | None) -> None:
+        super().__init__(config, mean_square)
+        if mean_square is None:
+            raise ValueError(
+                "the rule rms divides by the mean squares of the gradients, which are not given"
+            )
+        self.epsilon = config.settings(self.Settings).dynamic_epsilon
+        self.rms: Weights = {name: square.sqrt() for name, square in mean_square.items()}
+        self.decay /= _mean(self.rms.values())  # the denominator of (2)
+
+    def scaled(self, name: str, gradient: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+        back *= (self.rms[name] * self.decay).clamp_(max=1)
+        return gradient / (self.rms[name] + self.epsilon), back  # a gradient may be expanded
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class DynamicConfig(NamesParts, MethodSettings):
+    """Dynamic evaluation (Krause et al. 2018, 2019): gradient steps on the evaluated text."""
+
+    parts = (ADAPTATION_RULES,)
+    dynamic: str = option(
+        OFF,
+        "update the weights by SGD or RMS after each scored segment; --batch_size defaults to 1, as"
+        " parallel streams adapt the same weights and the result depends on their number",
+    )
+    dynamic_lr: float | None = option(
+        None,
+        "learning rate; tune it on valid, large models need much less (default: 0.05 for sgd,"
+        " 0.0001 for rms)",
+        above=0,
+        when=("dynamic",),
+    )
+    dynamic_decay: float = option(
+        0.001,
+        "decay towards the trained weights per update, for rms on average",
+        minimum=0,
+        maximum=1,
+        when=("dynamic",),
+    )
+    own: dict[str, Any] = field(default_factory=dict, metadata=OWN)
+
+    def __post_init__(self) -> None:
+        if self.is_on:
+            ADAPTATION_RULES.require_known(self.dynamic)
+        super().__post_init__()
+
+    @property
+    def name(self) -> str:
+        if self.dynamic == OFF:
+            return ""
+        return f"dynamic {self.dynamic}"
+
+    @property
+    def rule(self) -> type[AdaptationRule]:
+        """The class of the rule, if it is on."""
+        return ADAPTATION_RULES[self.dynamic]
+
+    @property
+    def reads_training_text(self) -> bool:
+        return self.is_on and self.rule.reads_training_text
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        if self.dynamic_lr is not None:
+            return self.dynamic_lr
+        return self.rule.default_lr
+
+    def check(self, dtype: str, world: int) -> None:
+        if not self.is_on:
+            return
+        require(
+            dtype == "float32",
+            f"--dtype {dtype} and --dynamic {self.dynamic}: autocast caches the weights, which"
+            " would not adapt; drop one of the two",
+        )
+        require(
+            world == 1,
+            f"--dynamic {self.dynamic}: adapts one set of weights to one text; run one process, not"
+            f" {world}",
+        )
 
 
 class Adapted(NamedTuple):
@@ -62,7 +196,7 @@ class DynamicEvaluation:
     number of streams. The papers use one.
 
     Args:
-        mean_square: (1), see `gradient_statistics`; needed for the rule "rms".
+        mean_square: (1), see `gradient_statistics`; needed if the rule reads the training text.
     Raises:
         ValueError: if it is needed and missing.
     """
@@ -73,16 +207,7 @@ class DynamicEvaluation:
         self.model = model
         self.trained: Weights = {name: p.detach() for name, p in model.named_parameters()}
         self.lr = config.lr
-        self.decay = config.dynamic_decay
-        self.epsilon = config.dynamic_epsilon
-        self.rms: Weights | None = None
-        if config.dynamic == "rms":
-            if mean_square is None:
-                raise ValueError(
-                    "the rule rms divides by the mean squares of the gradients, which are not given"
-                )
-            self.rms = {name: square.sqrt() for name, square in mean_square.items()}
-            self.decay /= _mean(self.rms.values())  # the denominator of (2)
+        self.rule = config.rule(config, mean_square)
 
     def fresh_memory(self, batch_size: int) -> Adapted:
         """The trained weights and an empty memory."""
@@ -116,13 +241,8 @@ class DynamicEvaluation:
         """
         gradients = _gradients(memory, counted_BT)
         for name, weight in memory.learner.named_parameters():
-            step = gradients[name]
             back = self.trained[name] - weight
-            if self.rms is None:
-                back *= self.decay
-            else:
-                step = step / (self.rms[name] + self.epsilon)  # a gradient may be expanded
-                back *= (self.rms[name] * self.decay).clamp_(max=1)
+            step, back = self.rule.scaled(name, gradients[name], back)
             weight.add_(back).sub_(step, alpha=self.lr)
         return memory._replace(scored=None)
 

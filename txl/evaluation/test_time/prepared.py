@@ -8,12 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from txl.config import Context
-from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import Predictor, ScoredRows, warmup_segments, within
 from txl.evaluation.test_time.additions import Additions
 from txl.evaluation.test_time.cache import ContinuousCache
-from txl.evaluation.test_time.dynamic import DynamicEvaluation, gradient_statistics
-from txl.evaluation.test_time.knn import NearestNeighbours
+from txl.evaluation.test_time.dynamic import RMS, DynamicEvaluation, gradient_statistics
+from txl.evaluation.test_time.knn import KnnConfig, NearestNeighbours
 from txl.evaluation.test_time.mixture import Mixture, Source
 from txl.evaluation.test_time.neighbour_store import Store, build_store, open_store
 from txl.inference.frozen import Frozen
@@ -57,26 +56,27 @@ def prepared(
     Raises:
         UsageError: if the store belongs to another model or text, or does not fit on the disk.
     """
-    if additions.cache.cache_size:
-        sources: list[Source] = [ContinuousCache(model, additions.cache)]
-    else:
-        sources = []
-    if text is not None and additions.knn.knn_store is not None:
+    sources: list[Source] = []
+    if additions.cache.is_on:
+        sources.append(ContinuousCache(model, additions.cache))
+    if text is not None and additions.knn.is_on:
         store = ranks.main_first(
             lambda: stored(additions.knn, model, text, batch_size=batch_size, shown=ranks.is_main)
         )
         sources.append(NearestNeighbours(store, additions.knn, device=model.device))
-    if additions.dynamic.dynamic == "off":
+    dynamic = additions.dynamic
+    if not dynamic.is_on:
         return Mixture(Frozen(model), sources)
     mean_square = None
-    if text is not None and additions.dynamic.dynamic == "rms":
-        ids = text.ids[: additions.dynamic.dynamic_segments * batch_size * context.tgt_len + 1]
+    if text is not None and dynamic.reads_training_text:
+        n_segment = dynamic.settings(RMS.Settings).dynamic_segments
+        ids = text.ids[: n_segment * batch_size * context.tgt_len + 1]
         stream = text.cut(
             ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=0
         )
         with progress("gradients", len(stream), shown=ranks.is_main) as bar:
             mean_square = gradient_statistics(model, ticking(stream, bar), context)
-    return Mixture(DynamicEvaluation(model, additions.dynamic, mean_square), sources)
+    return Mixture(DynamicEvaluation(model, dynamic, mean_square), sources)
 
 
 def stored(
