@@ -25,7 +25,7 @@ from typing import (
 )
 
 from txl.errors import UsageError, require
-from txl.registry import PARTS, Registry, default_of, settings_of, settings_of_all
+from txl.registry import ACTIVATIONS, PARTS, Registry, default_of, settings_of, settings_of_all
 
 S = TypeVar("S")
 
@@ -332,12 +332,10 @@ class ModelConfig(NamesParts):
     gate: str = option(
         "none", "gate in place of each residual sum, as in GTrXL; needs --pre_lnorm; none: the sum"
     )
-    activation: Literal["relu", "gelu", "relu2", "silu", "glu", "reglu", "geglu", "swiglu"] = (
-        option(
-            "relu",
-            "activation of the feed-forward net; relu2: squared; those with glu: gated, with 2"
-            " d_inner columns",
-        )
+    activation: str = option(
+        "relu",
+        "activation of the feed-forward net; relu2: squared; those with glu: gated, with 2 d_inner"
+        " columns",
     )
     recurrence: Literal["below", "same"] = option(
         "below",
@@ -373,6 +371,10 @@ class ModelConfig(NamesParts):
         require(self.d_model % 2 == 0, f"--d_model {self.d_model}: {even}; use {self.d_model + 1}")
         for settings in self.of_parts():
             settings.require_fits(self)
+        require(
+            self.activation in ACTIVATIONS,
+            f"--activation {self.activation}: no such choice; there are {', '.join(ACTIVATIONS)}",
+        )
         invertible = not self.reversible or self.pre_lnorm
         require(
             invertible,

@@ -136,6 +136,20 @@ GATES = Registry(
     },
     base="txl.stacks.gates:Gate",
 )
+ACTIVATIONS = Registry(
+    "activation",
+    "activation",
+    {
+        "relu": "torch.nn:ReLU",
+        "gelu": "torch.nn:GELU",
+        "relu2": "txl.model.activations:SquaredReLU",
+        "silu": "torch.nn:SiLU",
+        "glu": "txl.model.activations:GLU",
+        "reglu": "txl.model.activations:ReGLU",
+        "geglu": "txl.model.activations:GEGLU",
+        "swiglu": "txl.model.activations:SwiGLU",
+    },
+)
 PARTS = (POSITIONS, ATTENTION_RULES, MEMORIES, GATES)
 """Of which a model has one each, with settings of its own."""
 OPTIMIZERS = Registry(

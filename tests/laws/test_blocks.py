@@ -11,7 +11,7 @@ from tests.conftest import long_test
 from tests.laws.conftest import FAR, LAYERS, MODELS, N_TOKEN, SMALL, build, read
 from txl import Context, ModelConfig, Span, TransformerXL
 from txl.attention_rules.paths import use_attention
-from txl.model.activations import ACTIVATIONS, GATED
+from txl.model.activations import ACTIVATIONS, is_gated
 from txl.model.feed_forward import FeedForward
 from txl.stacks.chunked import compute_in_chunks
 from txl.stacks.reversible import reversible_layers
@@ -140,7 +140,7 @@ def test_feed_forward_nets_are_the_formula(activation: str) -> None:
     x_BTD = torch.randn(2, 3, 6).double()
     inner = x_BTD @ net[0].weight.T + net[0].bias
     act = FORMULAS[activation]
-    gated = activation in GATED
+    gated = is_gated(activation)
     assert net[0].weight.shape == (20 if gated else 10, 6)
     inner = act(inner[..., :10]) * inner[..., 10:] if gated else act(inner)
     torch.testing.assert_close(net(x_BTD), inner @ net[3].weight.T + net[3].bias)

@@ -23,6 +23,7 @@ from txl.data_utils.datasets import DATA_SETS
 from txl.model.axes import readers
 from txl.plugins import PLUGIN_HELP, is_from_file
 from txl.registry import (
+    ACTIVATIONS,
     ADAPTATION_RULES,
     ALL_PARTS,
     PARTS_OF_TRAINING,
@@ -33,7 +34,7 @@ from txl.registry import (
 
 Typed = dict[str, Any]
 Groups = dict[str, list[tuple[Field, Any]]]
-_CHOICES = {registry.flag: registry for registry in (*ALL_PARTS, DATA_SETS)}
+_CHOICES = {registry.flag: registry for registry in (*ALL_PARTS, ACTIVATIONS, DATA_SETS)}
 
 _PRESET_HELP = "settings by name, over which typed flags win; txl/cli/presets.py has them"
 

@@ -1,7 +1,11 @@
 """Activations of the feed-forward network, and its gated units."""
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from txl.registry import ACTIVATIONS
 
 
 class SquaredReLU(nn.Module):
@@ -14,12 +18,15 @@ class SquaredReLU(nn.Module):
 class Gated(nn.Module):
     """activation(a) * b of [a, b], the two halves of the last dimension.
 
-    Source: Shazeer 2020, sec. 2.
+    Source: Shazeer 2020, sec. 2. The first matrix has 2 d_inner columns; 2/3 of the `--d_inner`
+    keeps the number of parameters.
     """
 
-    def __init__(self, activation: nn.Module) -> None:
+    of_gate: ClassVar[type[nn.Module]]
+
+    def __init__(self) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation = self.of_gate()
 
     def forward(self, ab: Tensor) -> Tensor:
         """(..., 2F) to (..., F)."""
@@ -27,25 +34,30 @@ class Gated(nn.Module):
         return self.activation(a) * b
 
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "relu2": SquaredReLU,
-    "silu": nn.SiLU,
-    "glu": nn.Sigmoid,
-    "reglu": nn.ReLU,
-    "geglu": nn.GELU,
-    "swiglu": nn.SiLU,
-}
-GATED = {"glu", "reglu", "geglu", "swiglu"}
-"""With a gate the first matrix has 2 d_inner columns; 2/3 of the `--d_inner` keeps the number of
-parameters.
-"""
+class GLU(Gated):
+    """Source: Dauphin et al. 2017."""
+
+    of_gate = nn.Sigmoid
 
 
-def build_activation(name: str) -> nn.Module:
-    """The activation of this name, with its gate if it has one."""
-    activation = ACTIVATIONS[name]()
-    if name in GATED:
-        return Gated(activation)
-    return activation
+class ReGLU(Gated):
+    """Source: Shazeer 2020, eq. 5."""
+
+    of_gate = nn.ReLU
+
+
+class GEGLU(Gated):
+    """Source: Shazeer 2020, eq. 5."""
+
+    of_gate = nn.GELU
+
+
+class SwiGLU(Gated):
+    """Source: Shazeer 2020, eq. 5."""
+
+    of_gate = nn.SiLU
+
+
+def is_gated(name: str) -> bool:
+    """True if an activation joins two halves of its input."""
+    return issubclass(ACTIVATIONS[name], Gated)

@@ -3,7 +3,7 @@
 from torch import nn
 
 from txl.config import ModelConfig
-from txl.model.activations import GATED, build_activation
+from txl.model.activations import ACTIVATIONS, is_gated
 from txl.ops.dropout import Dropout
 from txl.ops.linear import Linear
 
@@ -15,13 +15,13 @@ class FeedForward(nn.Sequential):
     """
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
-        if config.activation in GATED:
+        if is_gated(config.activation):
             n_inner = 2 * config.d_inner
         else:
             n_inner = config.d_inner
         super().__init__(
             Linear(config.d_model, n_inner),
-            build_activation(config.activation),
+            ACTIVATIONS[config.activation](),
             Dropout(dropout),
             Linear(config.d_inner, config.d_model),
             Dropout(dropout),
