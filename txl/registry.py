@@ -220,11 +220,8 @@ def _settings_by_name(parts: Iterable[Any]) -> dict[str, Field]:
 
 
 def reads(part: Any) -> frozenset[str]:
-    """The settings that a part reads: its own, and those of other
-    configurations that it declares.
-    """
-    own = [f.name for f in fields(settings_of(part))]
-    return frozenset([*getattr(part, "settings", ()), *own])
+    """The settings of its own that a part reads."""
+    return frozenset(f.name for f in fields(settings_of(part)))
 
 
 def readers_in(registry: Registry, name: str) -> tuple[str, ...]:

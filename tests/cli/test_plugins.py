@@ -80,7 +80,7 @@ class Half(Gate):
 class Uniform(nn.Module):
     name = "uniform"
     shared_qk = False
-    impl, keep_mib, settings = "auto", 0, ()
+    impl, keep_mib = "auto", 0
 
     @classmethod
     def of_model(cls, config, *, dropatt=0.0):

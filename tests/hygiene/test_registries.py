@@ -60,8 +60,8 @@ def test_an_encoding_reads_and_says_what_it_declares(name: str) -> None:
 
 def test_a_rule_reads_what_it_declares() -> None:
     for name, cls in ATTENTION_RULES.items():
-        assert asked_by(cls, attention=name, position="none") == reads(cls) - {"redraw_interval"}
-        assert ("redraw_interval" in cls.settings) == hasattr(cls, "redraw")
+        assert asked_by(cls, attention=name, position="none") == reads(cls)
+    assert set(readers("redraw_interval").attention) == {"performer", "lsh"}
 
 
 def test_a_memory_reads_what_it_declares_and_says_where_it_is_from() -> None:
@@ -71,7 +71,10 @@ def test_a_memory_reads_what_it_declares_and_says_where_it_is_from() -> None:
             asked |= asked_by(
                 lambda c, cls=cls, i=layer: cls.of_layer(c, i)(c), memory=name, n_layer=2
             )
-        assert asked - {"recurrence"} == reads(cls) - set(Context.__dataclass_fields__)
+        assert asked - {"recurrence"} == reads(cls)
+        traits = cls.traits
+        assert (name in readers("compressed_len").memory) == traits.compresses
+        assert (name in readers("lookup_len").memory) == traits.looks_up
         assert re.search(r" et al\. 20\d\d", cls.__doc__ or "")
 
 

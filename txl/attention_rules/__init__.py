@@ -1,6 +1,6 @@
 """Attention rules, a file each; the paper's is in `txl.model.attention`."""
 
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,10 @@ class AttentionRule(Protocol):
 
     A rule whose cost does not grow with the number of keys says by a class method
     `n_product(config)` how many scores, or what it computes in their place, there are per query and
-    head.
+    head. One that draws at random has a method `redraw(generator)`, called every `redraw_interval`
+    updates. Traits are False where a rule does not say otherwise: `is_softmax`, the weights are the
+    softmax of the logits of all visible keys; `masks_documents`, it tells the documents of a row
+    apart. Settings of its own are the dataclass `Settings` in the class.
     """
 
     shared_qk: bool
@@ -28,11 +31,6 @@ class AttentionRule(Protocol):
     """The implementation, if there are several."""
     keep_mib: int
     """Of its backward pass, if it stores what it could compute again."""
-    settings: ClassVar[tuple[str, ...]]
-    """Fields of `TrainConfig` that not every rule reads.
-
-    Those of its own are the dataclass `Settings` in the class.
-    """
 
     @classmethod
     def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> Self:

@@ -55,7 +55,6 @@ class LshAttention(nn.Module):
     shared_qk = True
     impl = "auto"
     keep_mib = 0
-    settings = ("redraw_interval",)
     rotation_RHK: Tensor
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:

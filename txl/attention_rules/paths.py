@@ -5,6 +5,7 @@ import torch
 from txl.attention_rules.softmax import softmax_path
 from txl.config import KEEP_MIB, Context, require
 from txl.memory import n_kept_at_most
+from txl.model.parts import attends_by_softmax
 from txl.model.transformer import Body
 from txl.ops.rel_attention import refusal, resolved, takes_factors
 
@@ -30,7 +31,7 @@ def attention_path(
     `by_row`, for the log."""
     attn = model.layers[0].attn
     config = model.config
-    if config.attention != "softmax":
+    if not attends_by_softmax(config):
         return config.attention
     path = softmax_path(attn.pos)
     if path != "relative":

@@ -42,7 +42,6 @@ class PerformerAttention(nn.Module):
     shared_qk = False
     impl = "auto"
     keep_mib = 0
-    settings = ("redraw_interval",)
     omega_FH: Tensor
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:

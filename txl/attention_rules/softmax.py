@@ -27,6 +27,9 @@ class SoftmaxAttention(RelativeSoftmax):
     others the equation above.
     """
 
+    is_softmax = True
+    masks_documents = True
+
     @classmethod
     def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> RelativeSoftmax:
         """See `AttentionRule.of_model`: the paper's where that is all that a model needs."""

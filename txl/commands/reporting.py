@@ -27,6 +27,7 @@ from txl.evaluation.report import print_row, print_table
 from txl.evaluation.rows import Row
 from txl.language.model import LanguageModel
 from txl.memory import MEMORIES
+from txl.model.parts import attends_by_softmax
 from txl.model.transformer import TransformerXL
 from txl.report.config import ReportConfig
 from txl.report.page import write_page
@@ -322,7 +323,7 @@ class _Measured:
         shape = self.lm.model_config
         traits = MEMORIES[shape.memory].traits
         is_plain = traits.is_queue or traits.works_with.get("mem_len") == (0,)
-        return shape.attention == "softmax" and is_plain and shape.recurrence == "below"
+        return attends_by_softmax(shape) and is_plain and shape.recurrence == "below"
 
     def _shown(self) -> Shown:
         """A part of the text with the loss of each token, and what its first tokens looked at."""

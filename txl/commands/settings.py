@@ -132,7 +132,7 @@ def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
     rule = MEMORIES[shape.memory]
     why = rule.traits.idle(context)
     require(not why, why)
-    if "compressed_len" in rule.settings:
+    if rule.traits.compresses:
         context = context.overlaid(compressed_len=context.n_compressed)
     if train.memory_parts is None:
         in_parts = rule.traits.learns_to_write and not context.ext_len

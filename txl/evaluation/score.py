@@ -21,6 +21,7 @@ from txl.inference.cuda_graph import frozen
 from txl.inference.frozen import Frozen
 from txl.memory import is_bounded
 from txl.model.adaptive import AdaptiveSoftmax
+from txl.model.parts import attends_by_softmax
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import float64_sum
 from txl.positions import POSITION_ENCODINGS
@@ -182,7 +183,7 @@ def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:
     """
     encoding = POSITION_ENCODINGS[config.position]
     # others compute the hidden logits of longer segments too, which takes more time than it saves
-    by_distance = config.attention == "softmax" and encoding.by_distance and encoding.is_relative()
+    by_distance = attends_by_softmax(config) and encoding.by_distance and encoding.is_relative()
     return context.same_length and context.ext_len == 0 and is_bounded(config) and by_distance
 
 

@@ -15,6 +15,7 @@ from txl.inference.key_values import KeyValueMemory
 from txl.inference.open_segment import opened, opens
 from txl.memory import remembers
 from txl.model.memory import State
+from txl.model.parts import attends_by_softmax
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 
@@ -267,7 +268,7 @@ class _ReadAgain(_ReadOn):
 def _slides(model: TransformerXL, context: Context, memory: AnyMemory) -> bool:
     """Each token sees the last mem_len tokens, and only distances count."""
     is_window = context.same_length and context.mem_len > 0 and not context.ext_len
-    by_distance = isinstance(memory, KeyValueMemory) and model.config.attention == "softmax"
+    by_distance = isinstance(memory, KeyValueMemory) and attends_by_softmax(model.config)
     return is_window and by_distance and _grows(model)
 
 

@@ -68,8 +68,7 @@ class Compressive(MemoryRule):
             when=("compression", "conv"),
         )
 
-    settings = ("compressed_len",)
-    traits = Traits(BESIDE, idle=_idle)
+    traits = Traits(BESIDE, compresses=True, idle=_idle)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -68,8 +68,7 @@ class Knn(BesideAttention):
         def enough(self, context: Context) -> Context:
             return replace(context, lookup_len=min(context.lookup_len, self.lookup_k))
 
-    settings = ("lookup_len",)
-    traits = Traits(BESIDE, idle=_idle)
+    traits = Traits(BESIDE, looks_up=True, idle=_idle)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -27,7 +27,6 @@ class RelativeSoftmax(nn.Module):
     shared_qk = False
     impl = "auto"
     keep_mib = KEEP_MIB
-    settings = ()
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS, reads
+from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS, readers_in, reads
 
 AXES = ("position", "attention", "memory", "gate")
 """Flags that choose one of several, each with settings of its own."""
@@ -21,10 +21,19 @@ def readers(name: str) -> Readers:
     """The parts that read a setting."""
     return Readers(
         tuple(key for key, cls in POSITIONS.items() if name in cls.reads()),
-        tuple(key for key, cls in ATTENTION_RULES.items() if name in reads(cls)),
-        tuple(key for key, cls in MEMORIES.items() if name in reads(cls)),
-        tuple(key for key, cls in GATES.items() if name in reads(cls)),
+        tuple(key for key, cls in ATTENTION_RULES.items() if name in read_by_rule(cls)),
+        tuple(key for key, cls in MEMORIES.items() if name in cls.reads()),
+        readers_in(GATES, name),
     )
+
+
+def read_by_rule(rule: Any) -> frozenset[str]:
+    """The settings that an attention rule reads: its own, and `redraw_interval` if it draws at
+    random.
+    """
+    if hasattr(rule, "redraw"):
+        return reads(rule) | {"redraw_interval"}
+    return reads(rule)
 
 
 def is_read(name: str, **chosen: str) -> bool:

@@ -78,6 +78,11 @@ def build_gate(config: ModelConfig) -> nn.Module | None:
     return GATES[config.gate](config)
 
 
+def attends_by_softmax(config: ModelConfig) -> bool:
+    """True if the weights of attention are the softmax of the logits of all visible keys."""
+    return getattr(ATTENTION_RULES[config.attention], "is_softmax", False)
+
+
 def run_of(config: ModelConfig) -> Run:
     """How the layers read a segment."""
     if config.reversible:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.registry import MEMORIES, POSITIONS
+from txl.registry import ATTENTION_RULES, MEMORIES, POSITIONS
 
 
 def require_context(model: Any, context: Context, *, has_documents: bool) -> None:
@@ -82,8 +82,13 @@ def require_masks_documents(config: ModelConfig) -> None:
         f"--memory {config.memory}: it is read in all documents of a row; read them in rows of "
         f"their own (train without --reset)",
     )
+    masking = []
+    for name, rule in ATTENTION_RULES.items():
+        if getattr(rule, "masks_documents", False):
+            masking.append(name)
     require(
-        config.attention == "softmax",
+        config.attention in masking,
         f"--attention {config.attention}: this rule does not mask the documents of a row; read "
-        f"documents in rows of their own (train without --reset), or use --attention softmax",
+        f"documents in rows of their own (train without --reset), or use --attention"
+        f" {' or '.join(masking)}",
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
+from txl.registry import reads
 
 if TYPE_CHECKING:
     from txl.model.memory import Reading, State
@@ -32,6 +33,8 @@ class Traits:
         weighs_keys: it gives attention factors, see `Span.log_weight_BTS`.
         learns_to_write: what it keeps gets a gradient only from what the same step reads later, so
             that a step in one part does not teach it.
+        compresses: it keeps `Context.compressed_len` states besides those of mem_len tokens.
+        looks_up: it keeps `Context.lookup_len` tokens besides those.
         idle: by which flag it remembers nothing of what makes it more than others, and what to do;
             empty: it does.
     """
@@ -43,6 +46,8 @@ class Traits:
     masks_documents: bool = True
     weighs_keys: bool = False
     learns_to_write: bool = False
+    compresses: bool = False
+    looks_up: bool = False
     idle: Callable[[Context], str] = lambda context: ""
 
 
@@ -51,14 +56,19 @@ class MemoryRule(nn.Module):
     weights of its own if it needs some. To add one, see docs/memory.md.
 
     A checkpoint stores every tensor of a `State`. What is kept of one row never depends on others.
+    Settings of its own are the dataclass `Settings` inside the class, see
+    `txl.config.PartSettings`.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ()
-    """Fields of `Context` that only it reads; flags that nobody reads are refused. Settings of its
-    own are the dataclass `Settings` inside the class, see `txl.config.PartSettings`."""
     traits: ClassVar[Traits] = Traits(works_with={"reversible": (False,)})
     run: Any = None
     """In place of one layer after the other, a `Run`; asked of the first layer's rule."""
+
+    @classmethod
+    def reads(cls) -> frozenset[str]:
+        """The settings it reads: its own, and `compressed_len` and `lookup_len` where they apply."""
+        follow = {"compressed_len": cls.traits.compresses, "lookup_len": cls.traits.looks_up}
+        return reads(cls) | {name for name, is_read in follow.items() if is_read}
 
     @classmethod
     def of_layer(cls, config: ModelConfig, layer: int) -> "type[MemoryRule]":

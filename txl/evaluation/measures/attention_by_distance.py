@@ -16,6 +16,7 @@ from txl.evaluation.reading import Predictor, Segments
 from txl.evaluation.score import evaluate
 from txl.inference.frozen import Frozen
 from txl.model.attention import Attention
+from txl.model.parts import attends_by_softmax
 from txl.model.span import Span
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
@@ -105,10 +106,10 @@ def attention_by_distance(
     Raises:
         UsageError: if the model has no softmax attention.
     """
-    rule = model.config.attention
     require(
-        rule == "softmax",
-        f"--attention_by_distance: a model of --attention {rule} does not attend by softmax",
+        attends_by_softmax(model.config),
+        f"--attention_by_distance: a model of --attention {model.config.attention} does not attend"
+        " by softmax",
     )
     watch = _Watch(
         log_edges(context.tgt_len + context.ext_len + context.mem_len - 1), model.config.n_head

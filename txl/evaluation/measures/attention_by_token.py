@@ -13,6 +13,7 @@ from txl.config import Context, require
 from txl.evaluation.measures.attention_by_distance import probabilities
 from txl.evaluation.reading import warmup_segments
 from txl.model.attention import Attention
+from txl.model.parts import attends_by_softmax
 from txl.model.transformer import TransformerXL
 
 MOST_KEYS = 6
@@ -83,8 +84,10 @@ def attention_by_token(
     Raises:
         UsageError: if the model has no softmax attention, or looks back further than 65,535 tokens.
     """
-    rule = model.config.attention
-    require(rule == "softmax", f"a model of --attention {rule} does not attend by softmax")
+    require(
+        attends_by_softmax(model.config),
+        f"a model of --attention {model.config.attention} does not attend by softmax",
+    )
     reach = context.mem_len + context.ext_len + context.tgt_len
     require(
         reach <= 65_535, f"--mem_len {context.mem_len}: distances are kept up to 65,535; use less"
