@@ -126,6 +126,17 @@ class Linear(Schedule):
     def final_rate(self):
         return 0.0
 """
+ADAPTATION = """
+from txl.evaluation.test_time.dynamic import AdaptationRule
+
+
+class Sign(AdaptationRule):
+    name = "sign"
+    default_lr = 1e-3
+
+    def scaled(self, name, gradient, back):
+        return gradient.sign(), back * self.decay
+"""
 TINY = {"n_token": 9, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
 
 
@@ -252,6 +263,17 @@ def test_a_schedule_of_a_file_is_followed(here: Here, tmp_path: Path) -> None:
     assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
     beyond = here.refused(f"{train} --resume --max_step 8")
     assert "the linear schedule of the run ends after step 4, at a learning rate of 0;" in beyond
+
+
+def test_a_rule_of_dynamic_evaluation_of_a_file_adapts(here: Here, tmp_path: Path) -> None:
+    path = tmp_path / "my_rule.py"
+    path.write_text(ADAPTATION)
+    with_it = f"--plugin {shlex.quote(str(path))}"
+    plain, adapted = here.rows(f"eval {with_it} --split valid --dynamic sign")
+    assert adapted["added"] == "dynamic sign"
+    assert adapted["nats"] != pytest.approx(plain["nats"], rel=1e-4)
+    idle = here.refused(f"eval {with_it} --dynamic sign --dynamic_epsilon 1")
+    assert idle.endswith("has no effect with --dynamic sign, only with rms; leave it out")
 
 
 def test_a_flag_of_an_optimizer_that_is_not_chosen_is_refused(here: Here, optimizer: Path) -> None:
