@@ -345,7 +345,7 @@ def test_help_says_what_the_program_is_for_and_lists_every_flag_those_used_most_
     assert (outcome.status, outcome.err) == (0, "")
     assert (entry_points[entry].__doc__ or "").splitlines()[0] in outcome.out
     listed = set(re.findall(r"^  (--\w+)", outcome.out, flags=re.MULTILINE))
-    common = {"--help", "--plugin", *(["--preset"] if entry in PRESETS_OF else [])}
+    common = {"--help", "--plugin", *(["--preset", "--config"] if entry in PRESETS_OF else [])}
     assert flags_of(CLASSES[entry]) | common == listed
     flags = [
         f

@@ -13,11 +13,13 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, current_value
 from txl.cli.presets import PRESETS, Entry, words_of
+from txl.cli.settings_file import words_of_file
 from txl.config import NamesParts, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
 from txl.model.axes import readers
@@ -28,6 +30,7 @@ from txl.registry import (
     ALL_PARTS,
     PARTS_OF_TRAINING,
     Registry,
+    default_of,
     readers_in,
     settings_of,
 )
@@ -36,6 +39,10 @@ Typed = dict[str, Any]
 Groups = dict[str, list[tuple[Field, Any]]]
 _CHOICES = {registry.flag: registry for registry in (*ALL_PARTS, ACTIVATIONS, DATA_SETS)}
 
+_CONFIG_HELP = (
+    "file of settings (TOML, YAML, JSON, or the config.json of a run), over which typed flags win;"
+    " see docs/training.md"
+)
 _PRESET_HELP = "settings by name, over which typed flags win; txl/cli/presets.py has them"
 
 
@@ -79,6 +86,8 @@ def read_flags(
     if presets is not None:
         names = [name for name, preset in PRESETS.items() if getattr(preset, presets)]
         parser.add_argument("--preset", choices=names, default=argparse.SUPPRESS, help=_PRESET_HELP)
+        for name, text in (("config", _CONFIG_HELP), ("config_file", argparse.SUPPRESS)):
+            parser.add_argument(f"--{name}", metavar="FILE", default=argparse.SUPPRESS, help=text)
     known = set()
     for option in parser._option_string_actions:
         if option.startswith("--"):
@@ -91,7 +100,10 @@ def read_flags(
             for cls in others:
                 require(name not in fields_of(cls), f"--{name} {why}; leave it out")
         raise UsageError(_unknown_message(unknown, known))
-    values = vars(typed)
+    # retired flags that are not typed are None
+    values = {name: value for name, value in vars(typed).items() if value is not None}
+    if presets is not None:
+        values = _of_file(parser, presets, classes, values) | values
     preset = values.pop("preset", None)
     if preset is not None and presets is not None:
         values = vars(parser.parse_args(words_of(preset, presets, values))) | values
@@ -103,6 +115,29 @@ def read_flags(
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
+
+
+def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Typed) -> Typed:
+    """The settings of the file of --config, which is taken out of the typed flags; NVIDIA's
+    programs name the file with --config_file, and with --config a configuration in it.
+    """
+    name = typed.pop("config", None)
+    file = typed.pop("config_file", None)
+    if file is None:
+        file, name = name, None
+    if file is None or (file == "default" and not Path(file).exists()):
+        return {}
+    flags = parser._option_string_actions
+    idle = {}
+    for cls in classes:
+        for key, f in fields_of(cls).items():
+            if _conditions(key, f):
+                idle[key] = default_of(f)
+    words = words_of_file(Path(file), entry, flags, idle, name)
+    try:
+        return vars(parser.parse_args(words))
+    except UsageError as error:
+        raise UsageError(f"{file}: {str(error).removeprefix('--')}") from None
 
 
 def has_flag(argv: Sequence[str], name: str) -> bool:
@@ -295,7 +330,7 @@ def _names(f: Field) -> list[str]:
     names = list(_CHOICES[f.name])
     if f.default in names:
         return names
-    return [f.default, *names]
+    return [str(f.default), *names]
 
 
 def int_or_auto(word: str) -> int | str:

@@ -66,14 +66,6 @@ _REFUSED = {
     ),
     "fp16": Retired(0, "use --dtype float16, or --dtype bfloat16, which needs no loss scaling"),
     # NVIDIA's
-    "config": Retired(
-        1,
-        "NVIDIA's configurations are run_wt103.sh train nv_base and nv_large; see"
-        " docs/coming-from-nvidia.md",
-    ),
-    "config_file": Retired(
-        1, "give flags; docs/coming-from-nvidia.md has those of each configuration"
-    ),
     "save_all": Retired(0, "use --keep_last with a large number"),
     "no_eval": Retired(0, "use --eval_interval with a number above --max_step"),
     "model": Retired(1, "name the run or the checkpoint, also one of NVIDIA's, with --work_dir"),
@@ -98,7 +90,6 @@ _HARMLESS = {
         "sample_softmax": "-1",
         "restart_dir": "",
         "restart": "",
-        "config": "default",
         "model": "",
         "type": "pytorch",
     },

@@ -1,0 +1,158 @@
+"""Settings in a file are those of flags."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import BEFORE, Here, config_of, pointed
+
+TINY = {
+    "dataset": "text",
+    "data": "text",
+    "d_model": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_head": 8,
+    "d_inner": 32,
+    "batch_size": 4,
+    "tgt_len": 8,
+    "mem_len": 8,
+    "eval_tgt_len": 8,
+    "max_step": 4,
+    "eval_interval": 1,
+    "log_interval": 2,
+    "init_std": 0.2,
+    "sample_length": 1,
+}
+"""What `BEFORE` types."""
+NVIDIA = """
+common: &common
+  dataset: text
+  data: text
+  cuda: true
+  n_layer: 2
+  d_model: 16
+  n_head: 2
+  d_head: 8
+  d_inner: 32
+  init_std: 0.2
+train: &train
+  <<: *common
+  batch_size: 4
+  tgt_len: 8
+  mem_len: 8
+  eval_tgt_len: 8
+  max_step: 4
+  eval_interval: 1
+  log_interval: 2
+  pre_lnorm: false
+  optim: jitlamb
+  lr: 0.01
+  eta_min: 0.001
+default:
+  train:
+    <<: *train
+  eval:
+    <<: *common
+2gpu:
+  train:
+    <<: *train
+    max_step: 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def bare(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BEFORE, "train", ["--work_dir", "new"])
+
+
+def weights(run: Path = Path("new")) -> str:
+    return hashlib.sha256((pointed(run) / "model.safetensors").read_bytes()).hexdigest()
+
+
+def toml(settings: dict[str, object]) -> str:
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+
+
+def test_a_setting_in_a_file_gives_the_run_of_the_flag(here: Here) -> None:
+    Path("tiny.toml").write_text(
+        toml({**TINY, "n_layer": 3})
+        + "[train]\nn_layer = 2\ncutoffs = [20, 40]\npre_lnorm = true\n"
+    )
+    Path("tiny.json").write_text(json.dumps({**TINY, "cutoffs": [20, 40], "pre_lnorm": True}))
+    flags = " ".join(f"--{key} {value}" for key, value in TINY.items())
+    here(f"train {flags} --cutoffs 20 40 --pre_lnorm --overwrite")
+    digest, settings = weights(), config_of(Path("new"))
+    for name in ("tiny.toml", "tiny.json"):
+        here(f"train --config {name} --overwrite")
+        assert weights() == digest
+        assert config_of(Path("new")) == settings
+
+
+def test_flags_win_over_a_file_and_a_file_over_a_preset(here: Here) -> None:
+    Path("tiny.toml").write_text(toml({**TINY, "preset": "tiny", "optim": "adamw"}))
+    here("train --config tiny.toml --max_step 2")
+    train = config_of(Path("new"))["train"]
+    assert (train["max_step"], train["optim"], train["weight_decay"]) == (2, "adamw", 0.1)
+
+
+def test_the_record_of_a_run_is_such_a_file(here: Here) -> None:
+    record = pointed(Path("run")) / "config.json"
+    here(f"train --config {record} --data text")
+    assert weights() == weights(Path("run"))
+
+
+def test_a_table_is_for_one_program(here: Here) -> None:
+    Path("all.toml").write_text('[eval]\nsplit = "test"\n[generate]\nlength = 3\n[train]\nlr = 1\n')
+    rows = here.rows("eval --config all.toml")
+    assert [row["split"] for row in rows] == ["test"]
+    here("generate --config all.toml")
+
+
+def test_configurations_of_nvidia_are_read_by_name(here: Here) -> None:
+    Path("wt103.yaml").write_text(NVIDIA)
+    here("train --config_file wt103.yaml --config 2gpu")
+    train = config_of(Path("new"))["train"]
+    assert (train["optim"], train["max_step"], train["eta_min"]) == ("lamb", 2, 0.001)
+    for flags in ("--config_file wt103.yaml --config default", "--config wt103.yaml"):
+        here(f"train {flags} --overwrite")
+        assert config_of(Path("new"))["train"]["max_step"] == 4
+    said = here.refused("train --config_file wt103.yaml --config 8gpu")
+    assert "wt103.yaml: holds no configuration 8gpu for train.py; there are default, 2gpu" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("n_layr = 2", "n_layr: no such setting; did you mean n_layer?"),
+        ("block_size = 64", "block_size: no such setting; here it is tgt_len"),
+        ("lr = 'fast'", "lr: invalid float value: 'fast'"),
+        ("lr = [1, 2]", "lr: takes one value, and no list"),
+        ("n_layer = true", "n_layer: expected one argument"),
+        ("optim = 'sofia'", "optim: invalid choice: 'sofia'"),
+        ("plugin = 'mine.py'", "plugin: give it on the command line, as --plugin"),
+        ("train = 3", "train: must be a table of settings"),
+        ("lr 3", "cannot be read as toml (Expected '='"),
+        ("fp16 = true", "--fp16: use --dtype float16"),
+    ],
+)
+def test_what_is_no_setting_is_named_with_its_file(here: Here, content: str, said: str) -> None:
+    Path("my settings.toml").write_text(content)
+    complaint = here.refused("train --config 'my settings.toml'")
+    assert said in complaint
+    if not said.startswith("--"):
+        assert "my settings.toml: " in complaint
+
+
+def test_a_file_that_is_none_is_refused(here: Here) -> None:
+    Path("a.ini").write_text("lr = 3")
+    Path("list.json").write_text("[1]")
+    Path("bad.yaml").write_text("a: [")
+    assert "a.ini: must end in one of .toml, .json, .yaml, .yml" in here.refused(
+        "train --config a.ini"
+    )
+    assert "list.json: must hold settings by name" in here.refused("train --config list.json")
+    assert "bad.yaml: cannot be read as yaml" in here.refused("train --config bad.yaml")
+    assert "nowhere.toml: No such file" in here.refused("train --config nowhere.toml")

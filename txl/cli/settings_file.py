@@ -1,0 +1,169 @@
+"""Settings in a file, for --config: TOML, JSON such as the config.json of a run, and YAML, also of
+NVIDIA's shape. Each becomes the words of a command line, so that a setting in a file is what the
+flag is.
+"""
+
+import argparse
+import difflib
+import json
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from txl.cli.presets import Entry
+from txl.config import UsageError, require
+from txl.files import content_of
+
+_PROGRAMS = ("train", "eval", "generate")
+_PARTS_OF_A_RUN = ("data", "model", "context", "train")
+"""Of the config.json of a checkpoint; what else it holds is no setting."""
+_OF_ONE_RUN = ("work_dir", "resume", "overwrite", "max_hours")
+_BY_FLAG_ONLY = ("config", "config_file", "help", "plugin")
+_ELSEWHERE = {
+    # nanoGPT
+    "block_size": "tgt_len",
+    "n_embd": "d_model",
+    "learning_rate": "lr",
+    "min_lr": "eta_min",
+    "max_iters": "max_step",
+    "warmup_iters": "warmup_step",
+    "grad_clip": "clip",
+    "out_dir": "work_dir",
+    # transformers
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "d_inner",
+    "max_steps": "max_step",
+    "warmup_steps": "warmup_step",
+    "per_device_train_batch_size": "local_batch_size",
+    "output_dir": "work_dir",
+}
+"""Names of settings in other tools."""
+
+
+def words_of_file(
+    path: Path,
+    entry: Entry,
+    flags: Mapping[str, argparse.Action],
+    idle: Mapping[str, Any],
+    name: str | None,
+) -> list[str]:
+    """The settings of a file as words of a command line.
+
+    Args:
+        entry: the program; tables of this name hold settings for it alone.
+        flags: that the program has, as `--lr`.
+        idle: values of settings that ask for nothing; a run notes those of parts that it does not
+            have.
+        name: of a configuration in the file, where it holds several; None: `default`.
+    Raises:
+        UsageError: if it is none of these files, or a key of it is no setting; `OSError` if it
+            cannot be read.
+    """
+    words: list[str] = []
+    for key, value in _settings_in(path, entry, flags, idle, name).items():
+        _require_setting(path, key, flags)
+        if value is None:
+            continue
+        if value is True:
+            words.append(f"--{key}")
+        elif value is False:
+            words += [f"--no_{key}"] if f"--no_{key}" in flags else []
+        elif isinstance(value, list):
+            takes_several = flags[f"--{key}"].nargs in ("+", "*")
+            require(takes_several, f"{path}: {key}: takes one value, and no list")
+            words += [f"--{key}", *map(str, value)]
+        else:
+            # in one word, since a value may begin with a dash
+            words.append(f"--{key}={value}")
+    return words
+
+
+def _settings_in(
+    path: Path,
+    entry: Entry,
+    flags: Collection[str],
+    idle: Mapping[str, Any],
+    name: str | None,
+) -> dict[str, Any]:
+    content = _parsed(path)
+    if all(isinstance(content.get(part), dict) for part in _PARTS_OF_A_RUN):
+        require(name is None, f"{path}: is of a run, and holds no configuration {name}")
+        return _of_run(content, flags, idle)
+    if name is not None or _is_table(content.get("default"), with_key=entry):
+        name = name or "default"
+        names = ", ".join(key for key in content if _is_table(content[key], with_key=entry))
+        content = content.get(name, {})
+        require(
+            _is_table(content, with_key=entry),
+            f"{path}: holds no configuration {name} for {entry}.py; there are {names or 'none'}",
+        )
+    settings = {key: value for key, value in content.items() if key not in _PROGRAMS}
+    own = content.get(entry, {})
+    require(isinstance(own, dict), f"{path}: {entry}: must be a table of settings")
+    return settings | own
+
+
+def _is_table(content: Any, *, with_key: str) -> bool:
+    return isinstance(content, dict) and with_key in content
+
+
+def _of_run(
+    record: Mapping[str, Any], flags: Collection[str], idle: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the run was started with, as far as another one can be; not where it was."""
+    settings: dict[str, Any] = {}
+    for part in _PARTS_OF_A_RUN:
+        settings |= record[part]
+    settings |= settings.pop("own", {})
+    kept = {}
+    for key, value in settings.items():
+        asks_nothing = value in ("", []) or (key in idle and value == idle[key])
+        if f"--{key}" in flags and key not in _OF_ONE_RUN and not asks_nothing:
+            kept[key] = value
+    return kept
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    readers: dict[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".json": json.loads,
+        ".yaml": _read_yaml,
+        ".yml": _read_yaml,
+    }
+    kinds = ", ".join(readers)
+    require(path.suffix in readers, f"--config {path}: must end in one of {kinds}")
+    text = content_of(path)
+    try:
+        content = readers[path.suffix](text.decode())
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{path}: cannot be read as {path.suffix[1:]} ({reason})") from None
+    require(isinstance(content, dict), f"{path}: must hold settings by name, as in lr = 0.001")
+    return content
+
+
+def _read_yaml(text: str) -> Any:
+    import yaml  # few files are YAML
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _require_setting(path: Path, key: Any, flags: Collection[str]) -> None:
+    """Raise `UsageError` unless a key of a file is a flag."""
+    require(isinstance(key, str), f"{path}: {key}: no such setting; names are words")
+    require(key not in _BY_FLAG_ONLY, f"{path}: {key}: give it on the command line, as --{key}")
+    if f"--{key}" in flags:
+        return
+    if key in _ELSEWHERE:
+        hint = f"here it is {_ELSEWHERE[key]}"
+    else:
+        names = {flag.removeprefix("--") for flag in flags}
+        near = difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else "see --help"
+    raise UsageError(f"{path}: {key}: no such setting; {hint}")
