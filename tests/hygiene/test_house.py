@@ -148,3 +148,10 @@ def test_links_of_the_pages_lead_to_files() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text(encoding="utf-8"))
         assert [link for link in links if not (page.parent / link).exists()] == [], page.name
+
+
+def test_the_style_before_a_commit_is_that_of_the_tests() -> None:
+    wanted = re.search(r"^ruff(==\S+)$", (ROOT / "requirements-dev.txt").read_text(), re.M)
+    assert wanted is not None
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert re.findall(r'"ruff(\S+?)"', hooks) == [wanted[1]] * 2
