@@ -380,6 +380,8 @@ def test_hugging_face_has_one_kind_of_model_and_says_no_damaged_words_on_its_tex
         *(f"--position {name}" for name in POSITION_ENCODINGS),
         *(f"--attention {name} --position none" for name in ATTENTION_RULES),
         "--dataset text --data a b --adaptive --cutoffs 20 40 --div_val 2 --not_tied --tgt_len 16 --no_untie_r",
+        "--optim sgd --mom 0.5 --scheduler dev_perf --patience 2",
+        "--optim muon --muon_positions --beta2 0.9",
     ],
 )
 def test_the_command_of_the_card_makes_the_same_training(flags: str) -> None:
@@ -389,16 +391,21 @@ def test_the_command_of_the_card_makes_the_same_training(flags: str) -> None:
         config, context, data, shape, *_ = new_settings(typed, one)
         assert isinstance(shape, Shape)
         parts = {
-            "train": config,
-            "context": context,
-            "data": data,
-            "model": shape.of_words(90, data.dataset),
+            "train": config.record(),
+            "context": as_dict(context),
+            "data": as_dict(data),
+            "model": as_dict(shape.of_words(90, data.dataset)),
         }
-        return json.loads(json.dumps({name: as_dict(part) for name, part in parts.items()}))
+        return json.loads(json.dumps(parts))
 
     program, script, *words = shlex.split(training_command(record(typed)))
     assert (program, script) == ("python", "train.py")
     assert record(read("train", *words)) == record(typed)
+
+
+def test_the_command_of_the_card_has_the_settings_of_an_optimizer_of_a_file() -> None:
+    trained = {"optim": "mine", "warmth": 0.5, "mom": 0.0}
+    assert training_command({"train": trained}) == "python train.py --optim mine --warmth 0.5"
 
 
 def test_the_card_says_how_it_was_trained_and_states_no_text_that_nobody_named(

@@ -328,9 +328,10 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
 def _names(f: Field) -> list[str]:
     """The names that a flag takes: of the parts, and its default, which may be none of them."""
     names = list(_CHOICES[f.name])
-    if f.default in names:
+    default = default_of(f)
+    if default in names:
         return names
-    return [str(f.default), *names]
+    return [default, *names]
 
 
 def int_or_auto(word: str) -> int | str:
