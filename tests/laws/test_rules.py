@@ -1,8 +1,5 @@
 """Attention rules other than softmax: what they refuse, and what they draw."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -45,12 +42,6 @@ def test_what_a_rule_has_no_matrix_of_probabilities_for_is_refused(
         UsageError, match=f"--attention {rule}: this rule does not mask the documents"
     ):
         build("none", attention=rule)(token_BT, None, FAR, torch.zeros_like(token_BT))
-
-
-def test_the_page_about_rules_names_the_encodings_that_work() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
-    named = re.search(r"those that act on hidden states, queries or keys \(([^)]*)\)", page)[1]
-    assert set(re.findall(r"`(\w+)`", named)) == set(SCORELESS)
 
 
 @for_models(lambda c: c.position == "none")
