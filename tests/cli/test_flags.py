@@ -341,7 +341,7 @@ def flags_of(classes: Sequence[type]) -> set[str]:
 def test_help_says_what_the_program_is_for_and_lists_every_flag_those_used_most_first(
     call: Callable[..., Any], entry_points: dict[str, ModuleType], entry: str
 ) -> None:
-    outcome = call(entry, "--help")
+    outcome = call(entry, "--help", "all")
     assert (outcome.status, outcome.err) == (0, "")
     assert (entry_points[entry].__doc__ or "").splitlines()[0] in outcome.out
     listed = set(re.findall(r"^  (--\w+)", outcome.out, flags=re.MULTILINE))
@@ -359,10 +359,27 @@ def test_help_says_what_the_program_is_for_and_lists_every_flag_those_used_most_
     assert len(groups) == len(set(groups))
 
 
+def test_help_leaves_settings_of_other_choices_to_topics(call: Callable[..., Any]) -> None:
+    def listed(*words: str) -> set[str]:
+        return set(re.findall(r"^  (--\w+)", call(*words).out, flags=re.MULTILINE))
+
+    short = call("train", "-h", "--n_layr", "3")
+    assert "more settings: --help optim, " in short.out
+    assert {"--optim", "--beta1", "--memory", "--eta_min"} <= listed("train", "--help")
+    assert not {"--mom", "--n_feature", "--patience"} & listed("train", "--help")
+    assert listed("train", "--help", "scheduler") == {
+        *("--scheduler", "--eta_min", "--patience", "--decay_rate", "--lr_min")
+    }
+    assert listed("train", "--help", "lr") == {"--lr"}
+    refused = call("train", "--help", "wether")
+    assert refused.status == 2
+    assert "--help wether: no such topic; there are optim, scheduler, position" in refused.err
+
+
 def test_help_wins_over_a_mistake_and_shows_defaults_and_how_to_turn_switches_off(
     call: Callable[..., Any],
 ) -> None:
-    text = " ".join(call("train", "-h", "--n_layr", "3").out.split())
+    text = " ".join(call("train", "-h", "all", "--n_layr", "3").out.split())
     assert (
         "--warmup_step int updates over which the learning rate rises linearly to --lr [0]" in text
     )

@@ -195,7 +195,7 @@ def test_a_flag_of_a_part_that_is_not_chosen_is_refused(here: Here, memory: Path
     assert "must be at least 1" in here.refused(
         f"train {with_it} --memory last_state --last_n 0 --work_dir new"
     )
-    _, is_titled, own = here(f"train {with_it} --help").out.partition("\nof your own:\n")
+    _, is_titled, own = here(f"train {with_it} --help all").out.partition("\nof your own:\n")
     assert is_titled
     assert own.strip().startswith("--last_n int")
 

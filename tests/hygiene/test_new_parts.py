@@ -34,7 +34,7 @@ tiny = "--dataset text --data . --work_dir run --n_layer 1 --d_model 8 --n_head 
     "--batch_size 2 --tgt_len 4 --mem_len 4 --eval_tgt_len 4 --max_step 3 --log_interval 1 --lr 0.1".split()
 train.main([*tiny, "--position", "toy", "--toy_reach", "3"])
 eval.main(["--work_dir", "run", "--split", "test", "--mem_len", "0", "20", "--json", "run/lengths.json"])
-for argv in ([*tiny, "--position", "rotary", "--toy_reach", "3", "--overwrite"], ["--help"]):
+for argv in ([*tiny, "--position", "rotary", "--toy_reach", "3", "--overwrite"], ["--help", "all"]):
     try:
         train.main(argv)
     except (ValueError, SystemExit) as stop:
@@ -105,7 +105,7 @@ def test_what_an_encoding_declares_makes_help_and_refusals_name_it(
     monkeypatch.setitem(POSITION_ENCODINGS, "toy", Toy)
     assert read_flags(["--position", "toy"], ModelConfig, description="") == {"position": "toy"}
     with pytest.raises(SystemExit):
-        train.main(["--help"])
+        train.main(["--help", "all"])
     said = " ".join(capsys.readouterr().out.split())
     assert "none,toy}" in said
     assert "t5, shaw, deberta, toy: largest distance" in said

@@ -43,6 +43,11 @@ _CONFIG_HELP = (
     "file of settings (TOML, YAML, JSON, or the config.json of a run), over which typed flags win;"
     " see docs/training.md"
 )
+ALL = "all"
+_HELP_HELP = (
+    "show this text and exit; with a topic, such as memory or optim, the flag of that name and the"
+    f" settings of all that it chooses; {ALL}: every flag"
+)
 _PRESET_HELP = "settings by name, over which typed flags win; txl/cli/presets.py has them"
 
 
@@ -218,8 +223,60 @@ def _holds(value: Any, accepted: Sequence[str], f: Field) -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are `UsageError`, and whose help leaves out what nobody has by default.
+
+    Attributes:
+        choosers: of the settings of parts the flags that choose a part which reads them.
+        idle: the settings that no part reads which is there by default.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.choosers: dict[str, list[str]] = {}
+        self.idle: set[str] = set()
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
+
+    def show_help(self, topic: str | None) -> None:
+        """Print the flags: all but the idle ones; with a topic the flag of that name and the
+        settings of all that it chooses, or every flag. Raises `UsageError` if there is no such
+        topic.
+        """
+        topics = list(dict.fromkeys(flag for flags in self.choosers.values() for flag in flags))
+        if topic == ALL:
+            self.print_help()
+            return
+        if topic is None:
+            for action in self._actions:
+                if action.dest in self.idle:
+                    action.help = argparse.SUPPRESS
+            if topics:
+                also = ", ".join(f"--help {name}" for name in topics)
+                self.epilog = f"more settings: {also}, --help {ALL}"
+            self.print_help()
+            return
+        shown = []
+        for action in self._actions:
+            if action.dest == topic or topic in self.choosers.get(action.dest, []):
+                shown.append(action)
+        names = ", ".join([*topics, ALL])
+        require(bool(shown), f"--help {topic}: no such topic; there are {names}, and all flags")
+        formatter = self._get_formatter()
+        formatter.start_section(topic)
+        formatter.add_arguments(shown)
+        formatter.end_section()
+        print(formatter.format_help(), end="")
+
+
+class _Help(argparse.Action):
+    """--help and --help TOPIC."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        parser.show_help(values)
+        parser.exit()
 
 
 class _Switch(argparse.Action):
@@ -238,11 +295,9 @@ def _underscored(word: str) -> str:
     return f"--{name.replace('-', '_')}{equals}{value}"
 
 
-def _add_flags(
-    parser: argparse.ArgumentParser, classes: Sequence[type], first: Sequence[str]
-) -> None:
+def _add_flags(parser: _Parser, classes: Sequence[type], first: Sequence[str]) -> None:
     """Add a flag for each field, in groups: the `first` ones, then the sections of the classes."""
-    parser.add_argument("--help", "-h", action="help", help="show this text and exit")
+    parser.add_argument("--help", "-h", action=_Help, nargs="?", metavar="TOPIC", help=_HELP_HELP)
     # read before all others, by `txl.cli.run`: it may add flags
     parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     groups: Groups = {"most used": []}
@@ -257,7 +312,7 @@ def _add_flags(
                     (f, hints[f.name])
                 )
             sections[f.name] = section
-    _add_settings_of_parts(classes, groups, sections)
+    _add_settings_of_parts(parser, classes, groups, sections)
     groups["most used"].sort(key=lambda one: first.index(one[0].name))
     for title, members in groups.items():
         group = parser.add_argument_group(title)
@@ -266,17 +321,17 @@ def _add_flags(
 
 
 def _add_settings_of_parts(
-    classes: Iterable[type], groups: Groups, sections: Mapping[str, str]
+    parser: _Parser, classes: Iterable[type], groups: Groups, sections: Mapping[str, str]
 ) -> None:
     """Add the settings of all parts, each once: where the part is chosen, or apart if it is of a
     file of one's own.
     """
     names: set[str] = set()
-    registries: list[Registry] = []
+    registries: list[tuple[Registry, str]] = []
     for cls in classes:
         if issubclass(cls, NamesParts):
-            registries += cls.parts
-    for registry in registries:
+            registries += [(registry, getattr(cls, registry.flag)) for registry in cls.parts]
+    for registry, default in registries:
         for part in registry.values():
             if is_from_file(part):
                 title = "of your own"
@@ -287,6 +342,11 @@ def _add_settings_of_parts(
                 if f.metadata.get("flag", True) and f.name not in names:
                     groups.setdefault(title, []).append((f, hints[f.name]))
                 names.add(f.name)
+                choosers = parser.choosers.setdefault(f.name, [])
+                if registry.flag not in choosers:
+                    choosers.append(registry.flag)
+                if default not in readers_in(registry, f.name):
+                    parser.idle.add(f.name)
 
 
 def _add_flag(group: Any, f: Field, hint: Any) -> None:
