@@ -142,7 +142,56 @@ def test_muon_is_pytorchs_where_bfloat16_is_fast(monkeypatch: pytest.MonkeyPatch
             for parameter, name in zip(parameters, (MATRIX, TALL), strict=True):
                 parameter.grad = torch.tensor(gradient(name, t)).float()
             optimizer.step()
-        assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-3 * LR)
+
+
+SHAPES = [(3, 5), (5, 3), (1, 7), (7, 1), (4, 4), (3, 5), (64, 33), (33, 64), (4, 4), (2, 8)]
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 2112, 1 << 20])
+def test_muon_updates_matrices_together_as_one_by_one(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tall and wide ones in one stack, stacks that are cut, matrices without a gradient, two groups."""
+    monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", False)
+    monkeypatch.setattr("txl.training.optimizers._AT_ONCE", at_once)
+    rng = np.random.default_rng(0)
+    expected = [rng.normal(size=shape) for shape in SHAPES]
+    ours = [nn.Parameter(torch.tensor(x)) for x in expected]
+    optimizer = Muon([{"params": ours[:4]}, {"params": ours[4:]}], LR, weight_decay=DECAY)
+    states: list[dict[str, Any]] = [{} for _ in SHAPES]
+    for t in range(1, 5):
+        for i, x in enumerate(ours):
+            x.grad = None
+            if (i + t) % 4:
+                g = rng.normal(size=SHAPES[i])
+                x.grad = torch.tensor(g)
+                expected[i] = muon(expected[i], g, t, states[i])
+        optimizer.step()
+        for x, own in zip(ours, expected, strict=True):
+            np.testing.assert_allclose(x.detach().numpy(), own, rtol=0, atol=1e-12)
+    for x, state in zip(ours, states, strict=True):
+        np.testing.assert_allclose(optimizer.state[x]["momentum_buffer"], state["m"], atol=1e-12)
+
+
+@pytest.mark.parametrize(("is_fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_muon_multiplies_the_matrices_of_a_model_in_stacks(
+    is_fast: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", is_fast)
+    stacks = []
+
+    def noted(stack: torch.Tensor) -> torch.Tensor:
+        stacks.append((tuple(stack.shape), stack.dtype))
+        return stack
+
+    monkeypatch.setattr("txl.training.optimizers.orthogonalised", noted)
+    shapes = [(8, 8), (32, 8), (8, 32)] * 4
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    for x in parameters:
+        x.grad = torch.ones_like(x)
+    Muon(parameters, LR).step()
+    assert stacks == [((4, 8, 8), dtype), ((8, 8, 32), dtype)]
 
 
 @pytest.mark.parametrize(
