@@ -19,10 +19,9 @@ from txl.commands.reporting import (
     compared_lengths,
     evaluation_of,
     name_of,
-    read,
     report_of,
 )
-from txl.commands.scoring import Split
+from txl.commands.scoring import Split, rows_of, ways_of
 from txl.config import UsageError
 from txl.data_utils.files import CACHE
 from txl.language.model import load
@@ -243,8 +242,9 @@ def test_rows_that_are_there_are_not_read_again(
     asked = ReportConfig(mem_len=(0, 4, 8), sample_length=3, attended=20)
     ranks = Ranks(0, 1, lm.model.device)
     config = evaluation_of(lm, asked, {}, ranks, "test")
-    rows = read(lm.model, Split.of(lm.corpus(), "test"), config, lm.context, ranks)
-    monkeypatch.setattr("txl.commands.reporting.read", lambda *_: pytest.fail("read again"))
+    split = Split.of(lm.corpus(), "test")
+    rows = rows_of(lm.model, split, ways_of(config, lm.context), ranks, keeps_losses=True)
+    monkeypatch.setattr("txl.commands.reporting.rows_of", lambda *_, **__: pytest.fail("again"))
     assert report_of(lm, asked, rows=rows) == report
 
 

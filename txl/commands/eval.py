@@ -8,14 +8,21 @@ flags.
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
-from txl.commands.scoring import Split, opened, score, streams_by_default, training_text
+from txl.commands.scoring import (
+    Adapted,
+    Split,
+    opened,
+    rows_of,
+    streams_by_default,
+    training_text,
+    ways_of,
+)
 from txl.config import Context, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.evaluation.config import EVAL, EvalConfig, ReclConfig, ScoreConfig
@@ -23,7 +30,7 @@ from txl.evaluation.gain import Gain, gains_of
 from txl.evaluation.measures.token_losses import write_losses
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor
-from txl.evaluation.report import print_row, print_table, require_outputs, write_results
+from txl.evaluation.report import print_table, require_outputs, write_results
 from txl.evaluation.rows import Row
 from txl.evaluation.test_time import Additions, prepared
 from txl.language.model import LanguageModel
@@ -35,7 +42,6 @@ from txl.training.metrics import show_pictures
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "json")
 _OTHERS = {"recl": "txl.commands.recl", "text": "txl.commands.score"}
 """Programs that a flag asks for."""
-NO_STUDIES = {"loss_by_position": False, "attention_by_distance": False}
 _ELSEWHERE = {
     "has no effect without --text": (ScoreConfig,),
     "has no effect without --recl": (ReclConfig,),
@@ -101,19 +107,6 @@ def default_streams(
     return n_stream
 
 
-def readings_of(config: EvalConfig) -> list[EvalConfig]:
-    """What is asked for, a configuration for each way to read.
-
-    Studies by length are of the text as it is cut.
-    """
-    if config.borders != "both":
-        return [config]
-    return [
-        dataclasses.replace(config, borders="cut"),
-        dataclasses.replace(config, borders="aside", **NO_STUDIES),
-    ]
-
-
 def report(rows: Sequence[Row], gains: Sequence[Gain], config: EvalConfig, **how: Any) -> None:
     """Print the tables and write the files; `how`: what was scored, and how."""
     print_table(rows)
@@ -153,7 +146,7 @@ def score_splits(
     lm: LanguageModel, data: DataConfig, config: EvalConfig, additions: Additions, ranks: Ranks
 ) -> None:
     """Score splits with each context, their streams shared out over processes; rank 0 reports."""
-    contexts = config.look_backs(lm.context)
+    ways = ways_of(config, lm.context)
     compares = config.borders == "both"
     keeps_losses = compares or config.token_losses is not None
     corpus = ranks.main_first(lambda: lm.corpus(data))
@@ -169,7 +162,7 @@ def score_splits(
     with lm.used_as(config) as model:
 
         @functools.lru_cache(maxsize=1)  # one is large, and made from the training text
-        def adapted(context: Context) -> Predictor:
+        def prepared_for(context: Context) -> Predictor:
             if additions.read_training_text:
                 text = training_text(lm, corpus, ranks)
             else:
@@ -178,31 +171,20 @@ def score_splits(
                 additions, model, text, context, batch_size=config.batch_size, ranks=ranks
             )
 
-        def rows_of(split: Split, reading: EvalConfig, context: Context) -> list[Row]:
-            predictor = None
-            # before the text is read: a store that does not fit is refused first
-            if additions.name:
-                with_statistics = additions.dynamic.reads_training_text
-                predictor = adapted(context if with_statistics else contexts[0])
-            rate = functools.partial(
-                score, model, split, context, ranks=ranks, keeps_losses=keeps_losses
-            )
-            rows = [rate(config=reading)]
-            if predictor is not None:
-                plain = dataclasses.replace(reading, **NO_STUDIES)
-                rows.append(rate(config=plain, additions=additions, predictor=predictor))
-            return rows
+        def predictor_for(context: Context) -> Predictor:
+            if additions.dynamic.reads_training_text:
+                return prepared_for(context)
+            return prepared_for(ways[0][1])  # the same for all
 
+        adapted = None
+        if additions.name:
+            adapted = Adapted(additions, predictor_for)
         for name in names:
             ranks.main_first(lambda name=name: corpus.split(name))
             split = Split.of(corpus, name)
-            of_split: list[Row] = []
-            for reading, context in itertools.product(readings_of(config), contexts):
-                new = rows_of(split, reading, context)
-                if ranks.is_main:
-                    for row in new:
-                        print_row(row)
-                of_split += new
+            of_split = rows_of(
+                model, split, ways, ranks, adapted=adapted, keeps_losses=keeps_losses
+            )
             if compares and ranks.is_main:
                 which = {"trained": lm.context, "reset": config.reset}
                 gains += gains_of(of_split, split.sizes, starts=split.starts_if_any(), **which)

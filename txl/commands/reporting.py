@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from txl.cli.flags import Typed
-from txl.commands.eval import default_streams, readings_of
-from txl.commands.scoring import PLAIN, Split, score, streams_of
-from txl.config import Context, build, require
+from txl.commands.eval import default_streams
+from txl.commands.scoring import PLAIN, Split, rows_of, streams_of, ways_of
+from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.tokenizer import UNK, Tokenizer
 from txl.evaluation.bootstrap import LEAST_BLOCKS, blocks_of, paired_bootstrap
@@ -23,7 +23,7 @@ from txl.evaluation.gain import gains_of
 from txl.evaluation.measures.attention_by_distance import attention_by_distance
 from txl.evaluation.measures.attention_by_token import attention_by_token
 from txl.evaluation.reading import within
-from txl.evaluation.report import print_row, print_table
+from txl.evaluation.report import print_table
 from txl.evaluation.rows import Row
 from txl.language.model import LanguageModel
 from txl.memory import MEMORIES
@@ -129,7 +129,8 @@ def report_of(
         split = split.beginning(len(rows[0].tokens.nats_N))
     with lm.used_as(config) as model:
         if not rows:
-            rows = read(model, split, config, lm.context, ranks)
+            rows = rows_of(model, split, ways_of(config, lm.context), ranks, keeps_losses=True)
+            print_table(rows)
         return _Measured(lm, model, split, config, asked, rows, ranks).report(corpus)
 
 
@@ -174,19 +175,6 @@ def lengths_of(lm: LanguageModel) -> tuple[int, ...]:
     if lm.context.same_length:  # a window of nothing sees nothing
         lengths.discard(0)
     return tuple(sorted(lengths))
-
-
-def read(
-    model: TransformerXL, split: Split, config: EvalConfig, trained: Context, ranks: Ranks
-) -> list[Row]:
-    """The rows of all lengths, read both ways, as eval.py reads and prints them."""
-    rows = []
-    for reading in readings_of(config):
-        for context in config.look_backs(trained):
-            rows.append(score(model, split, context, reading, ranks, keeps_losses=True))
-            print_row(rows[-1])
-    print_table(rows)
-    return rows
 
 
 class _Measured:

@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from txl.evaluation.conventions import DEALING, reading_of
 from txl.evaluation.measures.loss_by_position import LossByPosition
 from txl.evaluation.measures.token_losses import TokenLossWatch
 from txl.evaluation.reading import Predictor
+from txl.evaluation.report import print_row
 from txl.evaluation.rows import Row, row_of_split
 from txl.evaluation.test_time import Additions, TrainingText
 from txl.language.model import LanguageModel
@@ -34,6 +36,7 @@ from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 
 PLAIN = Additions()
+NO_STUDIES = {"loss_by_position": False, "attention_by_distance": False}
 Asked = TypeVar("Asked", EvalConfig, ScoreConfig)
 
 
@@ -169,6 +172,69 @@ def score(
         token_watch=token_watch,
         with_attention=config.attention_by_distance,
     )
+
+
+Way = tuple[EvalConfig, Context]
+"""How a split is read for one row, and how far back."""
+
+
+def ways_of(config: EvalConfig, trained: Context) -> list[Way]:
+    """The ways to read a split that a configuration asks for: each of its borders with each of its
+    lengths. Studies by length are of the text as it is cut.
+    """
+    readings = [config]
+    if config.borders == "both":
+        readings = [
+            dataclasses.replace(config, borders="cut"),
+            dataclasses.replace(config, borders="aside", **NO_STUDIES),
+        ]
+    return list(itertools.product(readings, config.look_backs(trained)))
+
+
+class Adapted(NamedTuple):
+    """Test-time methods.
+
+    Attributes:
+        predictor: the model with them, for a context.
+    """
+
+    additions: Additions
+    predictor: Callable[[Context], Predictor]
+
+
+def rows_of(
+    model: TransformerXL,
+    split: Split,
+    ways: Iterable[Way],
+    ranks: Ranks,
+    *,
+    adapted: Adapted | None = None,
+    keeps_losses: bool = False,
+) -> list[Row]:
+    """Score a split in several ways, and print each row as soon as it is there.
+
+    Args:
+        adapted: in each way the split is read with these, too, without studies by length.
+        keeps_losses: rows have the loss of each token.
+    """
+    rows: list[Row] = []
+    for config, context in ways:
+        rate = functools.partial(
+            score, model, split, context, ranks=ranks, keeps_losses=keeps_losses
+        )
+        if adapted is None:
+            new = [rate(config=config)]
+        else:
+            # before the text is read: a store that does not fit is refused first
+            predictor = adapted.predictor(context)
+            plain = dataclasses.replace(config, **NO_STUDIES)
+            of_methods = {"additions": adapted.additions, "predictor": predictor}
+            new = [rate(config=config), rate(config=plain, **of_methods)]
+        for row in new:
+            if ranks.is_main:
+                print_row(row)
+        rows += new
+    return rows
 
 
 def deals_sentences(split: Split, config: EvalConfig) -> bool:

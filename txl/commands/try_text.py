@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from txl.cli.flags import Typed, named, read_flags
 from txl.cli.presets import TextSize, size_for, words_of
 from txl.commands.reporting import report_of
-from txl.commands.scoring import Split, score, streams_by_default
+from txl.commands.scoring import Split, Way, rows_of, streams_by_default
 from txl.commands.train import main as train
 from txl.config import Checked, Context, ModelConfig, build, option, require
 from txl.data_utils.corpus import Corpus, DataConfig
@@ -25,7 +25,8 @@ from txl.data_utils.remote import names_in, remember_typed
 from txl.data_utils.survey import Survey, survey
 from txl.evaluation.bootstrap import Interval
 from txl.evaluation.config import EvalConfig
-from txl.evaluation.report import print_row, write_json
+from txl.evaluation.gain import change_in_words
+from txl.evaluation.report import write_json
 from txl.evaluation.rows import Row
 from txl.evaluation.verdict import Verdict, judge, saved_between
 from txl.language.model import LanguageModel
@@ -322,31 +323,43 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Typed) -> tuple[int, Trial
     """Train, and read the test split with the best checkpoint, all within the minutes; the exit
     status, and no trial if the training was stopped.
     """
-    n_test = plan.n_test
-
-    def after_s(evaluation_s: float) -> float:
-        nonlocal n_test
-        n_test = plan.n_to_read(evaluation_s)
-        return plan.after_s(evaluation_s)
-
-    status = train(plan.words, clock, after_s)
+    time_to_read = TimeToRead(plan)
+    status = train(plan.words, clock, time_to_read.after_s)
     if status:
         return status, None
     lm = LanguageModel.open(plan.run, device=typed.get("device", "auto"))
     corpus = lm.corpus()
-    split = Split.of(corpus, split_to_read(corpus)).beginning(n_test)
+    split = Split.of(corpus, split_to_read(corpus)).beginning(time_to_read.n_token)
     ranks = Ranks(0, 1, lm.model.device)
+    with lm.computing():
+        rows = rows_of(lm.model, split, ways_to_read(lm, ranks), ranks, keeps_losses=True)
+    return 0, Trial(lm, corpus, split, rows)
+
+
+class TimeToRead:
+    """How much of the test split is read, by what evaluations of the training take."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.n_token = plan.n_test
+
+    def after_s(self, evaluation_s: float) -> float:
+        """Seconds to leave for the readings, given those of an evaluation of the training; they are
+        then of `n_token` tokens.
+        """
+        self.n_token = self._plan.n_to_read(evaluation_s)
+        return self._plan.after_s(evaluation_s)
+
+
+def ways_to_read(lm: LanguageModel, ranks: Ranks) -> list[Way]:
+    """How the test split is read."""
     reset = lm.reading["reset"]
     n_stream = streams_by_default(lm.model_config, reset, ranks)
-    rows = []
-    with lm.computing():
-        for borders, mem_len in readings(lm.context):
-            config = EvalConfig(borders=borders, batch_size=n_stream, reset=reset)
-            context = replace(lm.context, mem_len=mem_len)
-            row = score(lm.model, split, context, config, ranks, keeps_losses=True)
-            print_row(row)
-            rows.append(row)
-    return 0, Trial(lm, corpus, split, rows)
+    ways: list[Way] = []
+    for borders, mem_len in readings(lm.context):
+        config = EvalConfig(borders=borders, batch_size=n_stream, reset=reset)
+        ways.append((config, replace(lm.context, mem_len=mem_len)))
+    return ways
 
 
 def readings(trained: Context) -> list[tuple[Borders, int]]:
@@ -437,23 +450,14 @@ def compared(trial: Trial, other: Trial, memory: str) -> dict[str, Any]:
         name = f"--memory {memory}"
     theirs = perplexity(row_of(other, "cut", lengths[1]).score.nats_per_token)
     ours = perplexity(row_of(trial, "cut", lengths[0]).score.nats_per_token)
+    in_all = change_in_words(shares["cut"], "token")
+    aside = change_in_words(shares["aside"], "token")
     sentence = (
         f"against a model of {name}, trained for the same minutes (perplexity a token {theirs:.2f},"
-        f" here {ours:.2f}): {_share(shares['cut'])}; with borders aside {_share(shares['aside'])}"
+        f" here {ours:.2f}): {in_all}; with borders aside {aside}"
     )
     found = {borders: [share.mean, share.low, share.high] for borders, share in shares.items()}
     return {"sentence": sentence, "perplexity": theirs, "share": found}
-
-
-def _share(share: Interval) -> str:
-    word = "lower"
-    if share.mean < 0:
-        share = Interval(-share.mean, -share.high, -share.low)
-        word = "higher"
-    figures = f"{100 * share.mean:.1f} % {word} ({100 * share.low:.1f} to {100 * share.high:.1f})"
-    if not share.is_printed:
-        return f"no difference shown, {figures}"
-    return figures
 
 
 def draw_page(run: Path, trial: Trial) -> Path:

@@ -65,7 +65,7 @@ class Gain:
         """What is gained in all, or that the text is too short to tell."""
         if self.in_all is None:
             return f"too short to tell, {self.blocks}; {LEAST_BLOCKS} are needed"
-        return _in_all(self.in_all, self.unit)
+        return change_in_words(self.in_all, self.unit)
 
     def seeing_further_in_words(self) -> str:
         """What is gained by seeing further; empty if the text is too short to tell."""
@@ -78,7 +78,14 @@ class Gain:
         return {**asdict(self), "sentence": self.sentence()}
 
 
-def _in_all(share: Interval, unit: str) -> str:
+def change_in_words(share: Interval, unit: str) -> str:
+    """By what share the perplexity of a unit is lower or higher, with its interval, or that none is
+    shown.
+
+    Args:
+        share: negative: it is higher.
+        unit: word or token.
+    """
     if not share.is_printed:
         return f"lower perplexity a {unit} not shown ({_percent(share)} %)"
     if share.mean < 0:
