@@ -595,7 +595,7 @@ def test_a_second_ctrl_c_does_not_stop_the_saving(here: Here, press_at_call: Pre
     ("line", "place"),
     [
         ("train --cache_dir cache", "txl.data_utils.words.array"),
-        ("eval", "txl.evaluation.report.perplexity"),
+        ("eval", "txl.evaluation.report._bits"),
         ("generate", "txl.generation.sampling.require_in_range"),
     ],
 )

@@ -297,7 +297,15 @@ def _underscored(word: str) -> str:
 
 def _add_flags(parser: _Parser, classes: Sequence[type], first: Sequence[str]) -> None:
     """Add a flag for each field, in groups: the `first` ones, then the sections of the classes."""
-    parser.add_argument("--help", "-h", action=_Help, nargs="?", metavar="TOPIC", help=_HELP_HELP)
+    parser.add_argument(
+        "--help",
+        "-h",
+        action=_Help,
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="TOPIC",
+        help=_HELP_HELP,
+    )
     # read before all others, by `txl.cli.run`: it may add flags
     parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     groups: Groups = {"most used": []}

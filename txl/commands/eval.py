@@ -30,7 +30,7 @@ from txl.evaluation.gain import Gain, gains_of
 from txl.evaluation.measures.token_losses import write_losses
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor
-from txl.evaluation.report import print_table, require_outputs, write_results
+from txl.evaluation.report import HEAD, print_remarks, require_outputs, write_results
 from txl.evaluation.rows import Row
 from txl.evaluation.test_time import Additions, prepared
 from txl.language.model import LanguageModel
@@ -109,7 +109,7 @@ def default_streams(
 
 def report(rows: Sequence[Row], gains: Sequence[Gain], config: EvalConfig, **how: Any) -> None:
     """Print the tables and write the files; `how`: what was scored, and how."""
-    print_table(rows)
+    print_remarks(rows)
     for gain in gains:
         print_line(gain.sentence())
     if config.token_losses:
@@ -179,6 +179,8 @@ def score_splits(
         adapted = None
         if additions.name:
             adapted = Adapted(additions, predictor_for)
+        if ranks.is_main:
+            print_line(HEAD)
         for name in names:
             ranks.main_first(lambda name=name: corpus.split(name))
             split = Split.of(corpus, name)

@@ -23,7 +23,7 @@ from txl.evaluation.gain import gains_of
 from txl.evaluation.measures.attention_by_distance import attention_by_distance
 from txl.evaluation.measures.attention_by_token import attention_by_token
 from txl.evaluation.reading import within
-from txl.evaluation.report import print_table
+from txl.evaluation.report import HEAD, print_remarks
 from txl.evaluation.rows import Row
 from txl.language.model import LanguageModel
 from txl.memory import MEMORIES
@@ -129,8 +129,9 @@ def report_of(
         split = split.beginning(len(rows[0].tokens.nats_N))
     with lm.used_as(config) as model:
         if not rows:
+            print_line(HEAD)
             rows = rows_of(model, split, ways_of(config, lm.context), ranks, keeps_losses=True)
-            print_table(rows)
+            print_remarks(rows)
         return _Measured(lm, model, split, config, asked, rows, ranks).report(corpus)
 
 

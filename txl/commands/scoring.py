@@ -26,7 +26,7 @@ from txl.evaluation.conventions import DEALING, reading_of
 from txl.evaluation.measures.loss_by_position import LossByPosition
 from txl.evaluation.measures.token_losses import TokenLossWatch
 from txl.evaluation.reading import Predictor
-from txl.evaluation.report import print_row
+from txl.evaluation.report import line_of
 from txl.evaluation.rows import Row, row_of_split
 from txl.evaluation.test_time import Additions, TrainingText
 from txl.language.model import LanguageModel
@@ -34,6 +34,7 @@ from txl.memory import unbounded
 from txl.model.autocast import dtype_on
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
+from txl.runtime.log import print_line
 
 PLAIN = Additions()
 NO_STUDIES = {"loss_by_position": False, "attention_by_distance": False}
@@ -211,7 +212,7 @@ def rows_of(
     adapted: Adapted | None = None,
     keeps_losses: bool = False,
 ) -> list[Row]:
-    """Score a split in several ways, and print each row as soon as it is there.
+    """Score a split in several ways, and print each row below `HEAD` as soon as it is there.
 
     Args:
         adapted: in each way the split is read with these, too, without studies by length.
@@ -232,7 +233,7 @@ def rows_of(
             new = [rate(config=config), rate(config=plain, **of_methods)]
         for row in new:
             if ranks.is_main:
-                print_row(row)
+                print_line(line_of(row))
         rows += new
     return rows
 

@@ -26,7 +26,7 @@ from txl.data_utils.survey import Survey, survey
 from txl.evaluation.bootstrap import Interval
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.gain import change_in_words
-from txl.evaluation.report import write_json
+from txl.evaluation.report import HEAD, write_json
 from txl.evaluation.rows import Row
 from txl.evaluation.verdict import Verdict, judge, saved_between
 from txl.language.model import LanguageModel
@@ -332,6 +332,7 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Typed) -> tuple[int, Trial
     split = Split.of(corpus, split_to_read(corpus)).beginning(time_to_read.n_token)
     ranks = Ranks(0, 1, lm.model.device)
     with lm.computing():
+        print_line(HEAD)
         rows = rows_of(lm.model, split, ways_to_read(lm, ranks), ranks, keeps_losses=True)
     return 0, Trial(lm, corpus, split, rows)
 

@@ -6,7 +6,7 @@ Plots are in `txl.evaluation.plots`.
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,28 +15,43 @@ from txl.files import errors_naming, is_stream, require_writable, write_whole
 from txl.runtime.log import perplexity, print_line
 from txl.runtime.records import json_text
 
-
-def table(rows: Sequence[Row]) -> str:
-    """The rows in columns: loss, speed and memory."""
-
-    def cells(row: Row) -> str:
-        score = row.score
-        mib = "-" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.0f}"
-        return (
-            f"{score.tokens:>9} {score.nats_per_token:>8.4f} {score.perplexity:>11.3f} "
-            f"{score.tokens / row.seconds:>9.0f} {mib:>9}"
-        )
-
-    head = f"{'tokens':>9} {'loss':>8} {'perplexity':>11} {'tokens/s':>9} {'peak MiB':>9}"
-    return _columns(rows, head, cells)
+HEAD = (
+    f"{'split':<6} {'tgt_len':>7} {'mem_len':>7} {'tokens':>9} {'loss':>8} {'perplexity':>11}"
+    f" {'ppl/word':>10} {'bits/char':>9} {'bits/byte':>9} {'tokens/s':>9} {'peak MiB':>8}"
+)
+"""Of the table of rows. The last figures compare models of different vocabularies; ppl/word is per
+word and line end.
+"""
+_LONG = 1e6
+"""From which on a perplexity is rounded."""
 
 
-def _columns(rows: Sequence[Row], head: str, cells: Callable[[Row], str]) -> str:
-    lines = [f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {head}"]
-    for row in rows:
-        line = f"{row.split:<6} {row.context.tgt_len:>8} {row.context.mem_len:>8} {cells(row)}"
-        lines.append(f"{line}  {row.manner}".rstrip())
-    return "\n".join(lines)
+def line_of(row: Row) -> str:
+    """A row in the columns of `HEAD`: loss, speed and memory."""
+    score = row.score
+    if row.peak_bytes is None:
+        mib = "-"
+    else:
+        mib = f"{row.peak_bytes / 2**20:.0f}"
+    line = (
+        f"{row.split:<6} {row.context.tgt_len:>7} {row.context.mem_len:>7} {score.tokens:>9}"
+        f" {score.nats_per_token:>8.4f} {_perplexity(score.perplexity):>11}"
+        f" {_perplexity(score.word_perplexity):>10} {_bits(score.bits_per_character):>9}"
+        f" {_bits(score.bits_per_byte):>9} {score.tokens / row.seconds:>9.0f} {mib:>8}"
+    )
+    return f"{line}  {row.manner}".rstrip()
+
+
+def _perplexity(value: float) -> str:
+    if value >= _LONG:
+        return f"{value:.3g}"
+    return f"{value:.3f}"
+
+
+def _bits(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}"
 
 
 def loss_tables(row: Row) -> str:
@@ -67,36 +82,6 @@ def counted(row: Row) -> str:
     )
 
 
-def rates(rows: Sequence[Row]) -> str:
-    """Figures that compare models with different vocabularies, in columns; ppl/word: per word and
-    line end.
-    """
-
-    def cells(row: Row) -> str:
-        per_unit = (row.score.bits_per_character, row.score.bits_per_byte)
-        bits = []
-        for n in per_unit:
-            bits.append(f"{'-' if n is None else format(n, '.4f'):>10}")
-        return f"{row.score.word_perplexity:>11.3f} {' '.join(bits)}"
-
-    return _columns(rows, f"{'ppl/word':>11} {'bits/char':>10} {'bits/byte':>10}", cells)
-
-
-def print_row(row: Row) -> None:
-    """Print one line with the result of a row."""
-    nats = row.score.nats_per_token
-    lengths = f"tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d}"
-    cells = [
-        row.split,
-        lengths,
-        f"loss {nats:5.2f}",
-        f"ppl {perplexity(nats):9.3f}",
-        row.manner,
-        row.unlike,
-    ]
-    print_line(f"| {' | '.join(filter(None, cells))}")
-
-
 ASIDE = (
     "each token is predicted late in its segment, in the last quarter, whatever the memory; the"
     " text is read several times for that, with segments that begin elsewhere"
@@ -104,11 +89,20 @@ ASIDE = (
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print the tables and the counts of each split."""
+    """Print the rows, and what is to be said of them."""
+    print_line(HEAD)
+    for row in rows:
+        print_line(line_of(row))
+    print_remarks(rows)
+
+
+def print_remarks(rows: Sequence[Row]) -> None:
+    """Print what stands below the table: losses by position, the counts of each split, and where a
+    figure is not what it seems.
+    """
     for row in rows:
         if row.losses:
             print_line(loss_tables(row))
-    print_line(table(rows))
     for row in {row.split: row for row in rows}.values():
         print_line(counted(row))
         if row.losses and "distance" not in row.losses:
@@ -116,7 +110,6 @@ def print_table(rows: Sequence[Row]) -> None:
                 f"{row.split}: no headings like '= Title =', so no loss by distance since the"
                 " document began"
             )
-    print_line(rates(rows))
     for row in {row.split: row for row in rows if row.note_of_unknown}.values():
         print_line(f"{row.split}: {row.note_of_unknown}")
     for row in rows:
