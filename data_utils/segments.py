@@ -4,7 +4,7 @@ of the one before."""
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -215,11 +215,18 @@ class RowStream:
     ext_len: int
     cut: Cut | None = None
 
-    def late(self) -> list["RowStream"]:
+    def late(self, *, only_shifted: bool = False) -> list["RowStream"]:
         """The same rows in several readings, each with an empty memory, in which every target that
         counts here counts once, late in its segment; see `late_cuts`. In a shifted reading segments
-        begin up to tgt_len earlier, for which the rows need one more segment of warmup."""
-        return [replace(self, cut=cut) for cut in late_cuts(self.tgt_len)]
+        begin up to tgt_len earlier, for which the rows need one more segment of warmup.
+
+        Args:
+            only_shifted: without the reading whose segments are those of these rows.
+        """
+        cuts = late_cuts(self.tgt_len)
+        if only_shifted:
+            cuts.pop()
+        return [replace(self, cut=cut) for cut in cuts]
 
     def share(self, rank: int, world: int) -> "RowStream":
         """The rows of one of `world` processes."""
@@ -396,6 +403,7 @@ def text_streams(
     *,
     starts: np.ndarray | None = None,
     is_aside: bool = False,
+    only_shifted: bool = False,
     n_warmup: int = 0,
     cut: Callable[..., RowStream] = scoring_stream,
     rank: int = 0,
@@ -408,6 +416,8 @@ def text_streams(
         starts: where documents begin, each of which is read with an empty memory; None: the text is
             read as one.
         is_aside: each token stands late in its segment.
+        only_shifted: of these readings, those whose segments are not those of the text as it is cut
+            otherwise.
         n_warmup: segments that must be read before the first that counts.
         cut: `scoring_stream` or `equal_streams`, of a text that is read as one.
         lengths: batch_size, tgt_len and ext_len.
@@ -419,7 +429,8 @@ def text_streams(
             n_warmup += 1
         streams = [cut(ids, n_warmup=n_warmup, **lengths).share(rank, world)]
     if is_aside:
-        streams = [late for stream in streams for late in stream.late()]
+        late = (stream.late(only_shifted=only_shifted) for stream in streams)
+        streams = list(chain.from_iterable(late))
     return streams
 
 

@@ -1,6 +1,7 @@
 """Borders aside: each token is read late in its segment, in one of several shifted readings of the text."""
 
 import contextlib
+import dataclasses
 import itertools
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +15,7 @@ from tests.laws.conftest import ENCODINGS, MEMORY_MODELS, MODELS, SMALL, build, 
 from txl import Context, TransformerXL
 from txl.commands import scoring
 from txl.config import UsageError
+from txl.data_utils.segments import late_cuts
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.rows import Row
 from txl.language.model import LanguageModel
@@ -123,6 +125,40 @@ def test_every_token_has_three_quarters_of_a_segment_before_it() -> None:
         assert row.tokens is not None
         least = [min(place, tgt_len - -(-tgt_len // 4) + 1) for place in range(1, len(IDS))]
         assert (row.tokens.visible_N[1:] >= least).all()
+
+
+@pytest.mark.parametrize("reset", ["never", "document"])
+@pytest.mark.parametrize("tgt_len", [1, 2, 5, 10])
+def test_what_both_ways_share_is_read_once(
+    tgt_len: int, reset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build("pre_lnorm_adaptive", n_layer=2)
+    flags: dict[str, Any] = {"reset": reset, "batch_size": 3}
+    config = EvalConfig(borders="both", mem_len=(0, 7), tgt_len=(tgt_len,), **flags)
+    split = scoring.Split("test", IDS, WORDS, lambda: STARTS)
+    ranks = OneOfMany(0, 1, torch.device("cpu"))
+    ways = scoring.ways_of(config, Context())
+    read: list[int] = []
+    text_streams = scoring.text_streams
+
+    def noted(*args: Any, **how: Any) -> list[Any]:
+        streams = text_streams(*args, **how)
+        read.append(len(streams))
+        return streams
+
+    monkeypatch.setattr(scoring, "text_streams", noted)
+    rows = scoring.rows_of(model, split, ways, ranks, keeps_losses=True)
+    n_group, n_shifted = read[0], len(late_cuts(tgt_len)) - 1
+    assert read == [n_group, n_group, n_group * n_shifted, n_group * n_shifted]
+    assert [row.borders for row in rows] == ["cut", "cut", "aside", "aside"]
+    for (way, context), row in zip(ways, rows, strict=True):
+        alone = scoring.score(model, split, context, way, ranks, keeps_losses=True)
+        assert row.tokens is not None
+        assert alone.tokens is not None
+        assert row.tokens.nats_N == pytest.approx(alone.tokens.nats_N, rel=1e-5, nan_ok=True)
+        assert row.tokens.visible_N.tolist() == alone.tokens.visible_N.tolist()
+        assert row.score.nats == pytest.approx(alone.score.nats, rel=1e-6)
+        assert dataclasses.replace(row.score, nats=0) == dataclasses.replace(alone.score, nats=0)
 
 
 def test_what_does_not_go_with_it_is_refused() -> None:

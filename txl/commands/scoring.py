@@ -128,6 +128,7 @@ def score(
     additions: Additions = PLAIN,
     predictor: Predictor | None = None,
     keeps_losses: bool = False,
+    as_cut: Row | None = None,
 ) -> Row:
     """Score a split with one context.
 
@@ -135,6 +136,8 @@ def score(
         config: with `borders` of one row, cut or aside.
         predictor: the model with `additions`; None: the model.
         keeps_losses: the row has the loss of each token.
+        as_cut: with borders aside, the row of the same with borders cut, which has the loss of each
+            token: those that stand late in their segments there are not read again.
     """
     borders = config.borders
     assert borders != "both", "these are two rows"
@@ -160,8 +163,15 @@ def score(
         require(not deals_sentences(split, config), f"--convention {config.convention}: {dealt}")
         names = {"asked": reading.asked, "added": reading.added, "borders": borders}
         token_watch = TokenLossWatch(split.name, split.ids, **names)
-    streams = streams_of(split, reading.context, config, ranks, n_warmup=reading.n_warmup)
-    return row_of_split(
+    streams = streams_of(
+        split,
+        reading.context,
+        config,
+        ranks,
+        n_warmup=reading.n_warmup,
+        only_shifted=as_cut is not None,
+    )
+    row = row_of_split(
         split.name,
         streams,
         reading,
@@ -172,6 +182,29 @@ def score(
         watch=watch,
         token_watch=token_watch,
         with_attention=config.attention_by_distance,
+    )
+    if as_cut is None:
+        return row
+    return completed(row, as_cut)
+
+
+def completed(shifted: Row, as_cut: Row) -> Row:
+    """The row with borders aside, given the part of it that was read with shifted segments, and the
+    row of the text as it is cut, in which the other tokens stand late in their segments.
+    """
+    mine = shifted.tokens
+    other = as_cut.tokens
+    assert mine is not None
+    assert other is not None
+    from_other_N = mine.visible_N == 0
+    nats_N = np.where(from_other_N, other.nats_N, mine.nats_N)
+    visible_N = np.where(from_other_N, other.visible_N, mine.visible_N)
+    nats = shifted.score.nats + float(np.nansum(other.nats_N[from_other_N], dtype=np.float64))
+    return dataclasses.replace(
+        shifted,
+        score=dataclasses.replace(as_cut.score, nats=nats),
+        seconds=shifted.seconds + as_cut.seconds,
+        tokens=dataclasses.replace(mine, nats_N=nats_N, visible_N=visible_N),
     )
 
 
@@ -212,7 +245,8 @@ def rows_of(
     adapted: Adapted | None = None,
     keeps_losses: bool = False,
 ) -> list[Row]:
-    """Score a split in several ways, and print each row below `HEAD` as soon as it is there.
+    """Score a split in several ways, and print each row below `HEAD` as soon as it is there. What
+    two of them share is read once where losses are kept, see `score`.
 
     Args:
         adapted: in each way the split is read with these, too, without studies by length.
@@ -223,19 +257,29 @@ def rows_of(
         rate = functools.partial(
             score, model, split, context, ranks=ranks, keeps_losses=keeps_losses
         )
-        if adapted is None:
-            new = [rate(config=config)]
-        else:
-            # before the text is read: a store that does not fit is refused first
+        predictor = None
+        if adapted is not None:  # before the text is read: a store may be refused
             predictor = adapted.predictor(context)
+        new = [rate(config=config, as_cut=_as_cut(rows, config, context))]
+        if adapted is not None:
             plain = dataclasses.replace(config, **NO_STUDIES)
-            of_methods = {"additions": adapted.additions, "predictor": predictor}
-            new = [rate(config=config), rate(config=plain, **of_methods)]
+            new.append(rate(config=plain, additions=adapted.additions, predictor=predictor))
         for row in new:
             if ranks.is_main:
                 print_line(line_of(row))
         rows += new
     return rows
+
+
+def _as_cut(rows: Sequence[Row], config: EvalConfig, context: Context) -> Row | None:
+    """The row of the plain model as the text is cut, if borders are aside and it is there."""
+    if config.borders != "aside":
+        return None
+    for row in rows:
+        is_same = row.context == context and not row.added
+        if is_same and row.borders == "cut" and row.tokens is not None:
+            return row
+    return None
 
 
 def deals_sentences(split: Split, config: EvalConfig) -> bool:
@@ -246,12 +290,19 @@ def deals_sentences(split: Split, config: EvalConfig) -> bool:
 
 
 def streams_of(
-    split: Split, context: Context, config: EvalConfig, ranks: Ranks, *, n_warmup: int
+    split: Split,
+    context: Context,
+    config: EvalConfig,
+    ranks: Ranks,
+    *,
+    n_warmup: int,
+    only_shifted: bool = False,
 ) -> Sequence[CountedRows]:
     """This process's share of a split; each stream is read with its own memory.
 
     Args:
         n_warmup: segments that must be read before the first that counts.
+        only_shifted: with borders aside, without the reading that is as with borders cut.
     """
     lengths = {
         "batch_size": config.batch_size,
@@ -270,6 +321,7 @@ def streams_of(
         split.ids,
         starts=split.starts() if config.reset == "document" else None,
         is_aside=config.borders == "aside",
+        only_shifted=only_shifted,
         n_warmup=n_warmup,
         cut=cut,
         rank=ranks.rank,
