@@ -22,7 +22,7 @@ from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
 from tests.resume.runs import resumed_from
 from txl.config import UsageError
 from txl.runtime.lock import Lock
-from txl.studies import picture, report, runner
+from txl.studies import page, picture, report, runner
 from txl.studies.__main__ import main
 from txl.studies.checks import require_texts
 from txl.studies.columns import expected_columns
@@ -573,6 +573,63 @@ def test_a_failure_names_the_program(says: str, tmp_path: Path) -> None:
     assert str(caught.value) == "txl train: " + (
         "the disk is full" if says else f"ended with status 9; see {tmp_path / 'log.txt'}"
     )
+
+
+def test_a_page_is_of_the_first_training_of_each_row(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(page, "report", lambda words: drawn.append(words) or 0)
+    assert study() == 0
+    assert drawn == [], "not unasked"
+    large = 'baseline = "large"' + STUDY
+    assert study(large, "--report_only", "--page") == 0
+    assert study(STUDY, "--report_only", "--page", "--only", "large", "--seeds", "2") == 0
+    runs = {
+        name: f"out/runs/{name}/run" for name in ("large/seed_1", "small/seed_1", "large/seed_2")
+    }
+    ends = ["--out", "out/report.html"]
+    assert drawn == [
+        ["--runs", runs["large/seed_1"], runs["small/seed_1"], *ends],
+        ["--runs", runs["large/seed_2"], *ends],
+    ]
+    capsys.readouterr()
+    many = STUDY.replace("seeds = [1, 2, 3]", "seeds = [1]")
+    many += "[grid]\nlr = [0.1, 0.2, 0.3, 0.4]\n"
+    assert study(many, "--page", "--runs", "others") == 0
+    assert [word for word in drawn[-1] if "seed" in word] == [
+        f"others/{row}__lr_{lr}/seed_1/run"
+        for row in ("small", "large")
+        for lr in (0.1, 0.2, 0.3, 0.4)
+    ][:6]
+    assert "without large, lr 0.3, large, lr 0.4 (see --only)" in capsys.readouterr().out
+
+
+def test_what_no_page_can_be_drawn_of_is_said(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "report", lambda _: 2)
+    with pytest.raises(UsageError, match="--page: out/runs has no finished training"):
+        study(STUDY, "--report_only", "--page")
+    with pytest.raises(UsageError, match="--page: txl report ended with status 2"):
+        study(STUDY, "--page")
+    assert Path("out/table.md").is_file()
+
+
+def test_a_study_ends_with_a_page_if_it_is_asked_for(
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def report_in_here(words: list[str]) -> int:
+        more = ["--sample_length", "3", "--attended", "20", "--mem_len", "0", "8"]
+        import_module("txl.commands.report").main([*words, *more])
+        return 0
+
+    monkeypatch.setattr(runner, "_program", in_here)
+    monkeypatch.setattr(page, "report", report_in_here)
+    out = tmp_path / "out"
+    assert main([str(real), "--folder", str(out), "--page"]) == 0
+    assert (out / "report.html").is_file()
+    assert (out / "runs/a/seed_1/run/report.json").is_file()
 
 
 def test_tokens_until_a_loss() -> None:

@@ -17,6 +17,7 @@ from txl.runtime.log import print_line
 from txl.runtime.signals import STATUS, WORDS, StopNow
 from txl.studies.checks import require_columns, require_texts
 from txl.studies.contrasts import note_contrasts
+from txl.studies.page import draw_page
 from txl.studies.plan import Study, read_study
 from txl.studies.report import Findings, in_words, write_report
 from txl.studies.runner import Choice, require_flags, run_study
@@ -38,6 +39,12 @@ class StudiesConfig(Checked):
     )
     seeds: tuple[int, ...] = option((), "train with these seeds only, of those of the study file")
     report_only: bool = option(False, "train nothing: report what is done so far")
+    page: bool = option(
+        False,
+        "at the end, draw report.html of one training of each row, six at most (those that --only"
+        " and --seeds name); each is read as txl report reads it, which takes as long as some 20"
+        " evaluations",
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,15 +82,17 @@ def main(argv: Sequence[str]) -> int:
             failed = {}
         else:
             failed = run_study(study, runs, jobs=config.jobs, only=only)
+        findings = Findings.of(study, runs, noted, failed)
+        said = in_words(study, findings)
+        print_line(f"\n{said}")
+        for path in write_report(study, findings, folder, said):
+            print_line(f"| written: {path}")
+        if config.page:
+            draw_page(study, runs, folder, only)
     except StopNow as stop:
         (request,) = stop.args
         print_line(f"| {WORDS[request]}; started again, the study goes on from here")
         return STATUS[request]
-    findings = Findings.of(study, runs, noted, failed)
-    said = in_words(study, findings)
-    print_line(f"\n{said}")
-    for path in write_report(study, findings, folder, said):
-        print_line(f"| written: {path}")
     if failed:
         return 1
     return 0

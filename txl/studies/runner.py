@@ -69,7 +69,7 @@ ALL = Choice()
 TRAINING = (DataConfig, TrainConfig, ModelConfig, Context)
 
 
-class _Programs(StopRequest):
+class Programs(StopRequest):
     """The programs that run now.
 
     A signal that asks this process to stop asks them too: they save and end.
@@ -141,7 +141,7 @@ def run_study(study: Study, runs: Path, *, jobs: int, only: Choice = ALL) -> dic
     todo = [task for task in tasks(study, runs) if only.holds(task)]
     n_thread = max(1, (os.cpu_count() or 1) // jobs)
     bar = tqdm(total=len(todo), desc=study.name, unit="run", disable=None)
-    with bar, _Programs() as programs, ThreadPoolExecutor(jobs) as pool:
+    with bar, Programs() as programs, ThreadPoolExecutor(jobs) as pool:
 
         def work(task: Task) -> None:
             try:
@@ -165,7 +165,7 @@ def run_study(study: Study, runs: Path, *, jobs: int, only: Choice = ALL) -> dic
 
 
 @contextmanager
-def _alone(task: Task, programs: _Programs) -> Iterator[Lock]:
+def _alone(task: Task, programs: Programs) -> Iterator[Lock]:
     """The folder of a task, with nobody else in it.
 
     What another runner has done there is then found done.
@@ -181,7 +181,7 @@ def _alone(task: Task, programs: _Programs) -> Iterator[Lock]:
         lock.remove()
 
 
-def _do(study: Study, task: Task, n_thread: int, programs: _Programs) -> bool:
+def _do(study: Study, task: Task, n_thread: int, programs: Programs) -> bool:
     """Do what is left of a task; False if nothing was."""
     with _alone(task, programs) as lock:
         done = finished(task)
@@ -236,7 +236,7 @@ def keeps_losses(flags: Flags, of_training: Flags) -> bool:
     return "text" not in flags and not dealt
 
 
-def _searched(study: Study, task: Task, runs: Path, n_thread: int, programs: _Programs) -> Task:
+def _searched(study: Study, task: Task, runs: Path, n_thread: int, programs: Programs) -> Task:
     """The task with the value that a search finds, or has found, if the study asks for one."""
     if study.search is None:
         return task
@@ -254,7 +254,7 @@ def _searched(study: Study, task: Task, runs: Path, n_thread: int, programs: _Pr
     return with_value(task, search, best)
 
 
-def _try(short: Task, n_thread: int, programs: _Programs) -> float:
+def _try(short: Task, n_thread: int, programs: Programs) -> float:
     """The last validation loss of a short training, which is trained if it has not been; infinite
     if it diverges.
     """
@@ -334,9 +334,7 @@ def unevaluated(study: Study, done: Mapping[str, Any]) -> dict[str, Flags]:
     return missing
 
 
-def _program(
-    task: Task, line: list[str], *, programs: _Programs, n_thread: int, lock: Lock
-) -> None:
+def _program(task: Task, line: list[str], *, programs: Programs, n_thread: int, lock: Lock) -> None:
     """Run a program of txl with what it prints in the log. Raises `TaskError` if it fails."""
     log = task.folder / LOG
     environment = {"OMP_NUM_THREADS": str(n_thread)} | os.environ
