@@ -1,6 +1,7 @@
 """Parts of a model or a training that a file outside the package defines."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,29 +91,11 @@ class Uniform(nn.Module):
         mask_TS = span.mask(q_BNTH.device).to(v_BNSH.dtype)
         return mask_TS / mask_TS.sum(-1, keepdim=True) @ v_BNSH
 """
-OPTIMIZER = """
-from dataclasses import dataclass
-
-import torch
-
-from txl.config import option
-from txl.training.update_rules import UpdateRule
-
-
-class RMSProp(UpdateRule):
-    name = "rmsprop"
-
-    @dataclass
-    class Settings:
-        square_decay: float = option(0.99, "decay of the squares", minimum=0, below=1)
-
-    def kept(self):
-        return ("step", "square_avg")
-
-    def build(self, parameters):
-        decay = self.config.own["square_decay"]
-        return torch.optim.RMSprop(parameters, lr=self.config.lr, alpha=decay)
-"""
+PAGE = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+(OPTIMIZER,) = re.findall(
+    r"^```python\n(# my_optimizer\.py;.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
+)
+"""As the page has it."""
 SCHEDULE = """
 from txl.training.schedules import Schedule
 
