@@ -229,6 +229,9 @@ def workplace(stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         shutil.copytree(stock / "text", tmp_path / folder)
         (tmp_path / folder / "train.txt").unlink()  # it would have another vocabulary
     torch.save({"idx2sym": words}, tmp_path / "their_text" / "cache.pt")
+    training = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    (settings,) = (body for language, body in BLOCK.findall(training) if language == "toml")
+    (tmp_path / "mine.toml").write_text(settings)
     (tmp_path / "my.txt").write_text("bab bad\n")
     (tmp_path / "input.txt").write_text("\n\n".join(f"ROMEO:\nbab bad {i}" for i in range(200)))
     rows = [{"text": f"row {i}"} for i in range(20)]
