@@ -4,21 +4,23 @@ import json
 import random
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from tests.cli.conftest import Here
 from txl.commands import try_text
-from txl.commands.try_text import Plan, as_words, name_of, plan_of, value_of
+from txl.commands.try_text import Plan, as_words, in_time, name_of, plan_of, value_of
 from txl.config import Context
 from txl.data_utils.datasets import DataConfig
 from txl.data_utils.survey import has_spaces, survey
+from txl.evaluation.config import EvalConfig
 from txl.evaluation.measures.token_losses import TokenLosses
 from txl.evaluation.rows import Row
 from txl.evaluation.score import Score
 from txl.evaluation.verdict import Verdict, judge
+from txl.runtime.clock import Clock
 
 SMALL = "--n_layer 1 --d_model 16 --n_head 2 --d_head 8 --d_inner 16 --batch_size 2 --tgt_len 8 --mem_len 8"
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
@@ -85,16 +87,42 @@ def test_a_small_text_is_not_read_more_often_than_helps_and_gives_a_larger_share
     plan = planned(lines_of(500, 9), dataset="characters")
     assert value_of(plan.words, "held_out") == "0.15"
     assert int(value_of(plan.words, "max_step")) == 276, "30 readings in updates of 1,024 tokens"
-    assert plan.after_s(2.0) == pytest.approx(20 * 2.0 * plan.n_test / plan.n_valid)
+    assert plan.after_s(2.0) == pytest.approx((17 + 5) * 2.0 * plan.n_test / plan.n_valid)
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_slow_machine_reads_less_of_the_test_split_so_that_time_is_left_to_train() -> None:
-    """A third of five minutes: 100 s for 20 readings."""
-    plan = planned(lines_of(500, 9))._replace(n_valid=10_000, n_test=20_000)
-    assert (plan.n_to_read(2.5), plan.after_s(2.5)) == (20_000, 100.0)
-    assert (plan.n_to_read(5.0), plan.after_s(5.0)) == (10_000, 100.0)
-    assert plan.n_to_read(50.0) == 6_000
+    """A third of five minutes: 100 s for 17 readings, beside those for the page; where they do not
+    do for the fewest tokens, for the 8 that are needed."""
+    plan = planned(lines_of(500, 9))._replace(n_valid=17_000, n_test=20_000)
+    assert (plan.n_to_read(4.25), plan.after_s(4.25)) == (20_000, 85.0 + 25.0)
+    assert plan.n_to_read(10.0) == 10_000
+    assert plan.after_s(10.0) == pytest.approx(100.0 + 5 * 10.0 * 10 / 17)
+    assert plan.n_to_read(30.0) == 6_000
+    assert plan.after_s(30.0) == pytest.approx(100.0 + 5 * 30.0 * 6 / 17)
+    assert plan.after_s(50.0) == pytest.approx((8 + 5) * 50.0 * 6 / 17)
+
+
+def test_longer_memories_are_read_while_there_is_time() -> None:
+    """A reading takes a second here, with borders aside three."""
+
+    class Ticks:
+        at = 0.0
+
+        def seconds(self) -> float:
+            return self.at
+
+    needed = [(EvalConfig(borders=borders), Context()) for borders in ("cut", "aside")]
+    longer = [(EvalConfig(borders=borders), Context(mem_len=9)) for borders in ("cut", "aside")]
+    between = [(EvalConfig(), Context(mem_len=5))]
+    every = [*needed, *longer, *between]
+    for until_s, read in [(0, needed), (6, [*needed, *between]), (12, every)]:
+        clock = Ticks()
+        found = []
+        for way in in_time(needed, [longer, between], cast(Clock, clock), until_s):
+            found.append(way)
+            clock.at += 3 if way[0].borders == "aside" else 1
+        assert found == read
 
 
 @pytest.mark.usefixtures("folder")

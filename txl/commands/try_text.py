@@ -9,7 +9,7 @@ other. Flags of train.py override what is chosen by the size of the text.
 import itertools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -60,10 +60,15 @@ _LARGEST_SHARE = 0.15
 """What is held out for each of valid and test: as many bytes, of a small text no more than this
 share.
 """
-_READINGS = 20
-"""Of the test split when the training has ended, in evaluations of as many tokens without a memory:
-five lengths, three of them four times.
+_READINGS = 17
+_NEEDED = 8
+_PAGE = 5
+"""Of the test split when the training has ended, in evaluations of as many tokens: five lengths,
+three of them four times, some of which are longer than in training; what the verdict needs, two
+lengths four times; and the page, which reads attention.
 """
+_LONGER = 2
+"""How many times as long a reading may take as one with a shorter memory."""
 MOST_USED = (
     "data",
     "minutes",
@@ -181,19 +186,30 @@ class Plan(NamedTuple):
         """The run folder."""
         return Path(value_of(self.words, "work_dir"))
 
+    @property
+    def seconds(self) -> float:
+        """Of the minutes."""
+        return 60 * float(value_of(self.words, "minutes"))
+
     def n_to_read(self, evaluation_s: float) -> int:
         """Tokens of the test split that can be read in the time for it, given the seconds of an
         evaluation of the training.
         """
-        seconds = 60 * float(value_of(self.words, "minutes"))
-        in_time = int(_MOST_OF_TIME * seconds * self.n_valid / (_READINGS * evaluation_s))
+        in_time = int(_MOST_OF_TIME * self.seconds * self.n_valid / (_READINGS * evaluation_s))
         return min(self.n_test, max(self.n_least, in_time))
 
     def after_s(self, evaluation_s: float) -> float:
-        """Seconds that the readings of the test split take, given those of an evaluation of the
-        training.
+        """Seconds to leave for the readings of the test split and the page, given those of an
+        evaluation of the training: for all readings if they have the time, else for those that the
+        verdict needs.
         """
-        return _READINGS * evaluation_s * self.n_to_read(evaluation_s) / self.n_valid
+        one_s = evaluation_s * self.n_to_read(evaluation_s) / self.n_valid
+        read_s = max(_NEEDED * one_s, min(_READINGS * one_s, _MOST_OF_TIME * self.seconds))
+        return read_s + self.page_s(evaluation_s)
+
+    def page_s(self, evaluation_s: float) -> float:
+        """Of them, seconds for the page."""
+        return _PAGE * evaluation_s * self.n_to_read(evaluation_s) / self.n_valid
 
     def against(self, memory: str, n_read: int) -> "Plan":
         """The same with another memory, in a folder beside; the same tokens are read of the test
@@ -331,9 +347,18 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Typed) -> tuple[int, Trial
     corpus = lm.corpus()
     split = Split.of(corpus, split_to_read(corpus)).beginning(time_to_read.n_token)
     ranks = Ranks(0, 1, lm.model.device)
+    begin_s = clock.seconds()
+    ways = in_time(*ways_to_read(lm, ranks), clock, plan.seconds - time_to_read.page_s)
     with lm.computing():
         print_line(HEAD)
-        rows = rows_of(lm.model, split, ways_to_read(lm, ranks), ranks, keeps_losses=True)
+        rows = rows_of(lm.model, split, ways, ranks, keeps_losses=True)
+    read_s = clock.seconds() - begin_s
+    if read_s > 1.1 * _MOST_OF_TIME * plan.seconds:
+        print_line(
+            f"| reading took {read_s:.0f} s of {plan.seconds:.0f}: this machine is slow, give more"
+            " --minutes"
+        )
+    rows.sort(key=lambda row: (row.borders == "aside", row.context.mem_len))
     return 0, Trial(lm, corpus, split, rows)
 
 
@@ -343,37 +368,56 @@ class TimeToRead:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.n_token = plan.n_test
+        self.page_s = 0.0
 
     def after_s(self, evaluation_s: float) -> float:
         """Seconds to leave for the readings, given those of an evaluation of the training; they are
         then of `n_token` tokens.
         """
         self.n_token = self._plan.n_to_read(evaluation_s)
+        self.page_s = self._plan.page_s(evaluation_s)
         return self._plan.after_s(evaluation_s)
 
 
-def ways_to_read(lm: LanguageModel, ranks: Ranks) -> list[Way]:
-    """How the test split is read."""
+def ways_to_read(lm: LanguageModel, ranks: Ranks) -> tuple[list[Way], list[list[Way]]]:
+    """How the test split is read: what the verdict needs, and what is read if there is time, the
+    first before the second: a longer memory, and shorter ones as the text is cut.
+    """
     reset = lm.reading["reset"]
     n_stream = streams_by_default(lm.model_config, reset, ranks)
-    ways: list[Way] = []
-    for borders, mem_len in readings(lm.context):
+    trained = lm.context.mem_len
+
+    def ways(borders: Borders, *lengths: int) -> list[Way]:
         config = EvalConfig(borders=borders, batch_size=n_stream, reset=reset)
-        ways.append((config, replace(lm.context, mem_len=mem_len)))
-    return ways
+        return [(config, replace(lm.context, mem_len=length)) for length in lengths]
+
+    if not trained:
+        return [*ways("cut", 0), *ways("aside", 0)], []
+    needed = [*ways("cut", 0, trained), *ways("aside", 0, trained)]
+    longer = [*ways("cut", 2 * trained), *ways("aside", 2 * trained)]
+    between = sorted({trained // 4, trained // 2} - {0, trained})
+    return needed, [longer, ways("cut", *between)]
 
 
-def readings(trained: Context) -> list[tuple[Borders, int]]:
-    """Borders and memories to read the test split with: more lengths as the text is cut than with
-    borders aside, which takes four readings.
+def in_time(
+    needed: Sequence[Way], more: Sequence[Sequence[Way]], clock: Clock, until_s: float
+) -> Iterator[Way]:
+    """Ways to read a text, each after the one before it was read: those that are needed, and more
+    as long as there is time, by what those that are needed take.
+
+    Args:
+        until_s: of the clock.
     """
-    longest = trained.mem_len
-    found: list[tuple[Borders, int]] = []
-    for length in sorted({0, longest // 4, longest // 2, longest, 2 * longest}):
-        found.append(("cut", length))
-    for length in sorted({0, longest, 2 * longest}):
-        found.append(("aside", length))
-    return found
+    longest_s = {"cut": 0.0, "aside": 0.0}
+    for way in needed:
+        begin_s = clock.seconds()
+        yield way
+        borders = way[0].borders
+        longest_s[borders] = max(longest_s[borders], clock.seconds() - begin_s)
+    for ways in more:
+        takes_s = _LONGER * sum(longest_s[config.borders] for config, _ in ways)
+        if clock.seconds() + takes_s <= until_s:
+            yield from ways
 
 
 # what is said
