@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from txl.model.transformer import TransformerXL
     from txl.plugins import plugin
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "AgentMemory",
     "Context",

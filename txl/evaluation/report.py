@@ -39,7 +39,8 @@ def line_of(row: Row) -> str:
         f" {_perplexity(score.word_perplexity):>10} {_bits(score.bits_per_character):>9}"
         f" {_bits(score.bits_per_byte):>9} {score.tokens / row.seconds:>9.0f} {mib:>8}"
     )
-    return f"{line}  {row.manner}".rstrip()
+    remarks = ", ".join(filter(None, [row.manner, row.unlike]))
+    return f"{line}  {remarks}".rstrip()
 
 
 def _perplexity(value: float) -> str:
@@ -112,9 +113,6 @@ def print_remarks(rows: Sequence[Row]) -> None:
             )
     for row in {row.split: row for row in rows if row.note_of_unknown}.values():
         print_line(f"{row.split}: {row.note_of_unknown}")
-    for row in rows:
-        if row.unlike:
-            print_line(f"{row.label}: {row.unlike}")
     if any(row.borders == "aside" for row in rows):
         print_line(f"borders aside: {ASIDE}")
 
