@@ -205,11 +205,7 @@ class Plan(NamedTuple):
         """
         one_s = evaluation_s * self.n_to_read(evaluation_s) / self.n_valid
         read_s = max(_NEEDED * one_s, min(_READINGS * one_s, _MOST_OF_TIME * self.seconds))
-        return read_s + self.page_s(evaluation_s)
-
-    def page_s(self, evaluation_s: float) -> float:
-        """Of them, seconds for the page."""
-        return _PAGE * evaluation_s * self.n_to_read(evaluation_s) / self.n_valid
+        return read_s + _PAGE * one_s
 
     def against(self, memory: str, n_read: int) -> "Plan":
         """The same with another memory, in a folder beside; the same tokens are read of the test
@@ -348,12 +344,13 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Typed) -> tuple[int, Trial
     split = Split.of(corpus, split_to_read(corpus)).beginning(time_to_read.n_token)
     ranks = Ranks(0, 1, lm.model.device)
     begin_s = clock.seconds()
-    ways = in_time(*ways_to_read(lm, ranks), clock, plan.seconds - time_to_read.page_s)
+    most_s = _MOST_OF_TIME * plan.seconds
+    ways = in_time(*ways_to_read(lm, ranks), clock, begin_s + most_s)
     with lm.computing():
         print_line(HEAD)
         rows = rows_of(lm.model, split, ways, ranks, keeps_losses=True)
     read_s = clock.seconds() - begin_s
-    if read_s > 1.1 * _MOST_OF_TIME * plan.seconds:
+    if read_s > 1.1 * most_s:
         print_line(
             f"| reading took {read_s:.0f} s of {plan.seconds:.0f}: this machine is slow, give more"
             " --minutes"
@@ -368,14 +365,12 @@ class TimeToRead:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.n_token = plan.n_test
-        self.page_s = 0.0
 
     def after_s(self, evaluation_s: float) -> float:
         """Seconds to leave for the readings, given those of an evaluation of the training; they are
         then of `n_token` tokens.
         """
         self.n_token = self._plan.n_to_read(evaluation_s)
-        self.page_s = self._plan.page_s(evaluation_s)
         return self._plan.after_s(evaluation_s)
 
 
