@@ -6,17 +6,24 @@ import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from txl.config import UsageError
 from txl.files import content_of, lock, written_whole
 
+from .encodings import looks_like
+
 _AS_LATIN_1 = tuple(mark.decode("latin1").encode() for mark in (BOM_UTF16_LE, BOM_UTF16_BE))
 """What begins a file of UTF-16 that was converted from Latin-1."""
 _NO_ASCII = re.compile(rb"[\x80-\xff](?:[\x80-\xff]|(?<=[\x81-\xfe])[\x40-\x7e](?=[\x80-\xff]))*")
 """A run of bytes that are no ASCII; in Shift-JIS, Big5 and GB18030 the second byte of a character
 may be."""
+
+
+_FOLLOWING = 200
+"""Lines after the first that is not UTF-8 that are looked at to tell its encoding."""
 
 
 class DataError(UsageError):
@@ -61,13 +68,20 @@ def text_of(content: bytes) -> str:
 
 
 def no_text(
-    where: str, content: bytes, error: UnicodeDecodeError, *, is_string: bool = False, at: str = ""
+    where: str,
+    content: bytes,
+    error: UnicodeDecodeError,
+    *,
+    is_string: bool = False,
+    at: str = "",
+    more: bytes = b"",
 ) -> DataError:
     """The error for content that `text_of` refuses, which says what it is and what helps.
 
     Args:
         is_string: of JSON or parquet.
         at: where in the content.
+        more: what follows the content, for it may be too short to tell its encoding.
     """
     if content.startswith(_AS_LATIN_1):
         what = "was UTF-16 and has been converted as if it were Latin-1"
@@ -84,7 +98,7 @@ def no_text(
             advice = r"take \u0000 out of the string"
         return DataError(f"{where}: holds a NUL character{at}, which is no text; {advice}")
     return DataError(
-        f"{where}: not UTF-8 ({error.reason}{at}); {_conversion(content, error.start)}"
+        f"{where}: not UTF-8 ({error.reason}{at}); {_conversion(content, error.start, more)}"
     )
 
 
@@ -111,10 +125,13 @@ def _wide_encoding(content: bytes) -> str:
     return ""
 
 
-def _conversion(content: bytes, bad: int) -> str:
-    """How to convert content that has no UTF-8 at index `bad`. One letter among ASCII is Western;
-    where letters of no ASCII stand together, Latin-1 would make nonsense of them without an
-    error."""
+def _conversion(content: bytes, bad: int, more: bytes) -> str:
+    """How to convert content that has no UTF-8 at index `bad`, which `more` follows. One letter
+    among ASCII is Western; where letters of no ASCII stand together, Latin-1 would make nonsense of
+    them without an error."""
+    if encoding := looks_like(content + more):
+        convert = f"convert it with: iconv -f {encoding} -t utf-8"
+        return f"it looks like {encoding.upper()}: {convert}, and read what comes out"
     runs = _NO_ASCII.findall(content[max(0, bad - 2000) : bad + 2000])
     if sum(len(run) > 1 for run in runs) * 2 <= len(runs):
         return "it may be Western European: convert it with: iconv -f windows-1252 -t utf-8"
@@ -149,11 +166,13 @@ def line_without_text(path: Path, lines: Iterable[bytes], *, is_string: bool) ->
     unit = "line"
     if is_string:
         unit = "row"
+    lines = iter(lines)
     for n, line in enumerate(lines, 1):
         try:
             text_of(line)
         except UnicodeDecodeError as error:
-            return no_text(f"{path}, {unit} {n}", line, error, is_string=is_string)
+            more = b"".join(islice(lines, _FOLLOWING))
+            return no_text(f"{path}, {unit} {n}", line, error, is_string=is_string, more=more)
     return None
 
 
