@@ -38,6 +38,8 @@ def looks_like(content: bytes) -> str:
     from charset_normalizer import from_bytes  # few texts need it
 
     begin = content[:_LOOKED_AT]
+    if len(begin) < len(content):  # half a character at the end misleads
+        begin = begin[: 1 + max(begin.rfind(b" "), begin.rfind(b"\n"))] or begin
     if sum(byte >= 0x80 for byte in begin) < _FEWEST:
         return ""
     best = from_bytes(begin).best()
