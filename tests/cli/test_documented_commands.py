@@ -70,7 +70,7 @@ def commands(text: str) -> list[str]:
         for language, body in BLOCK.findall(text)
         if language in ("", "bash", "sh")
     ]
-    lines = [line for body in blocks for line in body.splitlines()]
+    lines = [re.sub(r"\s+# .*", "", line) for body in blocks for line in body.splitlines()]
     return [
         line
         for line in [*lines, *re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))]
