@@ -24,6 +24,9 @@ from .tokenizer import EOS, MEASURES, Batch, Block, Encoded, RunningTokenizer, e
 _MOST_TOKENS = 2**24
 _TOKENS_PER_BYTE = 32
 _BYTES_PER_TOKEN = 2**16
+_LONGEST_RUN = 1000
+"""Characters."""
+_LONG_RUN = re.compile(rf"(\S{{{_LONGEST_RUN}}})")
 _SECONDS = 20
 """Of processor time for a call and for each megabyte of text; a slow tokenizer takes one for a
 megabyte."""
@@ -203,7 +206,7 @@ class Subwords(RunningTokenizer):
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
         )
-        tokenizer.train_from_iterator(map(text_of, pieces), trainer)
+        tokenizer.train_from_iterator(_without_long_runs(map(text_of, pieces)), trainer)
         return cls(tokenizer.to_str())
 
     @classmethod
@@ -292,6 +295,16 @@ class Subwords(RunningTokenizer):
         if batch.measured and sizes:
             block = block._replace(sizes=np.concatenate(sizes))
         return block._replace(special=self.special_in(text))
+
+
+def _without_long_runs(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, cut where a run without white space is longer than `_LONGEST_RUN`: a merge goes
+    through all of the words that it is in, which takes hours where a text is one word."""
+    for text in texts:
+        if max(map(len, text.split()), default=0) > _LONGEST_RUN:
+            yield from filter(None, _LONG_RUN.split(text))
+        else:
+            yield text
 
 
 def _given(texts: Texts) -> Subwords | None:

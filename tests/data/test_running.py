@@ -22,6 +22,7 @@ from txl.data_utils.datasets import tokenizer_of
 from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.ids import Integers
 from txl.data_utils.raw_text import DataError
+from txl.data_utils.subwords import Subwords, _without_long_runs
 from txl.data_utils.tokenizer import MEASURES, Batch, RunningTokenizer, sizes_of
 from txl.files import sha256
 
@@ -143,6 +144,18 @@ def test_a_file_is_read_with_one_line_end_unless_its_bytes_are_tokens(tmp_path: 
 def test_a_character_in_several_tokens_is_shown_whole() -> None:
     shown = list(map(Symbols(ALL_BYTES).decoder(), "a\u00f6\u6771".encode()))
     assert shown == ["a", "", "\u00f6", "", "", "\u6771"]
+
+
+def test_a_text_that_is_one_word_is_cut_for_the_training_of_subwords() -> None:
+    """Else a merge goes through all of it: a million letters take minutes, ten million hours."""
+    words = Subwords.trained([b"AB" * 15_000], 300).words
+    assert 256 < max(map(len, words)) <= 1000
+    text = f"some words {'x' * 2500} and {'y' * 1000}\n"
+    parts = list(_without_long_runs([text, "others\n"]))
+    assert "".join(parts) == f"{text}others\n"
+    assert parts[0] == "some words "
+    assert parts[-1] == "others\n"
+    assert max(map(len, " ".join(parts).split())) == 1000
 
 
 def test_a_byte_that_the_vocabulary_lacks_is_named() -> None:
