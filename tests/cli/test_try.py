@@ -134,6 +134,8 @@ def test_the_second_model_has_the_same_flags_but_for_its_memory() -> None:
     assert str(other.run) == "runs/try-mine-against-none"
     assert other.n_to_read(1e9) == 500, "as many tokens as were read with the first model"
     assert value_of(plan.against("compressive", 500).words, "mem_len") == "128"
+    assert other.is_other
+    assert not plan.is_other
 
 
 @pytest.mark.usefixtures("folder")
@@ -264,6 +266,11 @@ def test_what_cannot_be_tried_is_refused_in_a_line(here: Here) -> None:
     assert "nothing.txt" in here.refused("try nothing.txt")
     Path("mine.txt").write_text(lines_of(20, 9))
     assert "--against elephant: no such memory" in here.refused("try mine.txt --against elephant")
+    assert "--mem_len 0: no memory to judge" in here.refused("try mine.txt --mem_len 0")
+    for memory in ("none", "recurrent_tokens"):
+        assert f"--memory {memory}: has no length" in here.refused(
+            f"try mine.txt --memory {memory}"
+        )
 
 
 # the text decides

@@ -132,6 +132,7 @@ def main(argv: Sequence[str]) -> int:
     typed = read_flags(words, *configs, description=__doc__ or "", first=MOST_USED, presets="train")
     require("data" in typed, "TEXT: nothing to train on; name a file or a folder: txl try TEXT")
     config = build(TryConfig, typed)
+    require_memory(typed)
     flags = {}
     for name, value in typed.items():
         if name != "against":
@@ -166,6 +167,17 @@ def main(argv: Sequence[str]) -> int:
 # what is trained
 
 
+def require_memory(typed: Typed) -> None:
+    """Raise `UsageError` if the model has no memory whose length can be chosen: a verdict compares
+    lengths.
+    """
+    memory = typed.get("memory", "fifo")
+    allowed = MEMORIES[memory].traits.works_with.get("mem_len")
+    advice = "leave it out, or train with train.py; --against compares with others"
+    require(allowed != (0,), f"--memory {memory}: has no length that a verdict compares; {advice}")
+    require(typed.get("mem_len") != 0, f"--mem_len 0: no memory to judge; {advice}")
+
+
 class Plan(NamedTuple):
     """What is done with a text.
 
@@ -174,12 +186,14 @@ class Plan(NamedTuple):
         n_valid, n_test: tokens that an evaluation of the training reads, and of a reading of the
         test split.
         n_least: tokens of the test split that are read however long it takes.
+        is_other: the model is one that another is compared with, which needs the fewest readings.
     """
 
     words: list[str]
     n_valid: int
     n_test: int
     n_least: int = FEWEST_TOKENS
+    is_other: bool = False
 
     @property
     def run(self) -> Path:
@@ -217,7 +231,7 @@ class Plan(NamedTuple):
         words = [*self.words, "--memory", memory, "--work_dir", folder]
         if memory == "none":
             words += ["--mem_len", "0", "--draw_mem_len", "0"]
-        return self._replace(words=words, n_test=n_read, n_least=n_read)
+        return self._replace(words=words, n_test=n_read, n_least=n_read, is_other=True)
 
 
 def plan_of(typed: Typed) -> Plan:
@@ -345,7 +359,10 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Typed) -> tuple[int, Trial
     ranks = Ranks(0, 1, lm.model.device)
     begin_s = clock.seconds()
     most_s = _MOST_OF_TIME * plan.seconds
-    ways = in_time(*ways_to_read(lm, ranks), clock, begin_s + most_s)
+    needed, more = ways_to_read(lm, ranks)
+    if plan.is_other:
+        more = []
+    ways = in_time(needed, more, clock, begin_s + most_s)
     with lm.computing():
         print_line(HEAD)
         rows = rows_of(lm.model, split, ways, ranks, keeps_losses=True)
