@@ -30,8 +30,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.formulation import flex, time_first
 from benchmarks.peers import ratio, say_machine, write_as_found
 from benchmarks.workers import original
-from txl.evaluation.measures.peak_memory import PeakMemory
 from txl.ops.rel_attention import IMPLEMENTATIONS, refusal
+from txl.runtime.resources import PeakMemory
 
 
 class Case(NamedTuple):

@@ -27,7 +27,7 @@ from benchmarks.shapes import TRAINING, Shape, add_shape_flags, asked_for
 from benchmarks.workers import original
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import training_state
-from txl.runtime.allocator import keep_freed_memory
+from txl.runtime.resources import keep_freed_memory
 from txl.training.step import TrainState
 
 PARTS = (

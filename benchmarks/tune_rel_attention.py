@@ -31,8 +31,7 @@ from benchmarks.checks.attention import ODD, SHAPES, fused_errors, inputs
 from benchmarks.checks.errors import LIMITS
 from txl.config import KEEP_MIB
 from txl.ops.rel_attention import launch
-from txl.ops.rel_attention.fused import _forward, fused
-from txl.ops.rel_attention.kept import kept_backward, sequences_that_fit
+from txl.ops.rel_attention.fused import _forward, fused, kept_backward, sequences_that_fit
 from txl.ops.rel_attention.launch import KERNELS
 
 CANDIDATES = [

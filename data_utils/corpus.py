@@ -13,12 +13,10 @@ import numpy as np
 
 from txl.files import content_of
 
-from .checks import Checks
 from .datasets import DATA_SETS, DataConfig
 from .files import CACHE, home_of
 from .raw_text import DataError, one_at_a_time
-from .remote import with_copies
-from .store import Store, Writer, draft_folder, keep, name_of, open_record, open_store
+from .store import Checks, Store, Writer, draft_folder, keep, name_of, open_record, open_store
 from .texts import Tagged, batches
 from .tokenizer import (
     EOS,
@@ -31,6 +29,7 @@ from .tokenizer import (
     UnknownWordError,
     read_as_text,
 )
+from .transfer import with_copies
 
 _LOG = logging.getLogger(__name__)
 LONG_WORD = 12

@@ -8,11 +8,10 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple
 
-from .checks import CHECKED
 from .formats import COMPRESSED, LINES_OF_JSON, TEXT, has_rows, kind_of
 from .raw_text import DataError, reading
-from .remote import names_in, place_of
-from .store import RECORD
+from .store import CHECKED, RECORD
+from .transfer import names_in, place_of
 
 CACHE = "txl-cache"
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|valid|val|dev|test)(?:[^a-z]|$)")

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .checks import Checks
 from .datasets import DataConfig
 from .documents import Piece, no_documents, pieces_in, signs_of
 from .files import home_of, require_folder
 from .formats import has_rows, lines_or_rows
 from .raw_text import DataError, line_without_text, require_text
-from .store import Store
+from .store import Checks, Store
 from .tokenizer import Batch, Tokenizer
 
 SPLITS = ("train", "valid", "test")

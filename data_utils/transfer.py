@@ -1,20 +1,31 @@
-"""One file over HTTP: resumed where it was cut, checked, and given its name only when it is
-whole."""
+"""Text that is elsewhere, and its copies here. A file over HTTP is resumed where it was cut,
+checked, and given its name only when it is whole.
+"""
 
 import hashlib
+import itertools
+import json
+import os
+import re
+import stat
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from email.message import Message
+from glob import has_magic
 from http.client import HTTPException
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from txl.files import content_of, not_through_a_link
+from txl.files import content_of, not_through_a_link, place_below, written_whole
 
-from .raw_text import DataError
+from .datasets import DataConfig
+from .formats import kind_of
+from .raw_text import DataError, one_at_a_time, read_record, write_record
 
 TIMEOUT_S = 30.0
 """Of silence, after which a transfer counts as cut."""
@@ -214,3 +225,220 @@ def _keep_mark(mark: Path, known: str, new: str, part: Path) -> None:
     if new:
         with open(mark, "x", encoding="utf-8", opener=not_through_a_link) as file:
             file.write(new)
+
+
+HERE = Path("data")
+"""The folder of the copies: `https://host/a.txt` is `data/https/host/a.txt`."""
+_COPIED = ".txl-copied.json"
+"""In the copy of a folder: the files of each name that was copied whole, so that they are not asked
+for again."""
+
+
+def with_copies(config: DataConfig) -> DataConfig:
+    """The configuration with what --data names elsewhere copied to `HERE`, and named there. What is
+    there already is not asked for again. Raises `DataError` if it cannot be copied."""
+    names = names_in(config.data)
+    if not any(map(is_remote, names)):
+        return config
+    if isinstance(config.data, str):
+        return replace(config, data=_copied(config.data))
+    return replace(config, data=tuple(map(_copied, names)))
+
+
+def names_in(data: tuple[str, ...] | str) -> tuple[str, ...]:
+    """What --data names."""
+    if isinstance(data, str):
+        return (data,)
+    return tuple(data)
+
+
+def is_remote(name: str) -> bool:
+    """True for names such as hf://datasets/owner/name."""
+    return "://" in name
+
+
+def is_copied(name: str) -> bool:
+    """True if the copy of what is elsewhere is here, so that nothing is asked for."""
+    if _is_web(name):
+        return place_of(name).is_file()
+    place = place_of(_without_glob(name))
+    known = read_record(place / _COPIED).get(name)
+    if not isinstance(known, list) or not known:
+        return place.is_file()
+    return all(isinstance(file, str) and (place / file).is_file() for file in known)
+
+
+def place_of(name: str) -> Path:
+    """Where the copy of what is elsewhere has its place, or a path itself. A query of an address,
+    as in https://host/a.jsonl?download=true, stands before the suffixes, which say what the file
+    holds."""
+    if not is_remote(name):
+        return Path(name)
+    protocol, _, rest = name.partition("://")
+    if not _is_web(name):
+        return HERE / protocol / rest.strip("/")
+    rest, _, query = rest.partition("#")[0].partition("?")
+    place = HERE / protocol / rest.strip("/")
+    if not query:
+        return place
+    of_query = re.sub(r"[^\w.-]+", "_", query)
+    suffixes = _suffixes(place.name)
+    if not kind_of(Path(f"a{suffixes}")) and kind_of(Path(f"a{_suffixes(of_query)}")):
+        suffixes = _suffixes(of_query)
+    of_query = of_query.removesuffix(suffixes)[:60]
+    is_simple = re.fullmatch(r"[^\W_]{1,30}=[^\W_]{1,30}", query)
+    if not is_simple:  # of another query the same may be left
+        of_query += f"_{hashlib.sha256(query.encode()).hexdigest()[:8]}"
+    return place.with_name(f"{place.name.removesuffix(suffixes)}_{of_query}{suffixes}")
+
+
+def _suffixes(name: str) -> str:
+    suffixes = re.search(r"(\.\w{1,8}){1,2}$", name)
+    if suffixes is None:
+        return ""
+    return suffixes[0]
+
+
+def _is_web(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+def _without_glob(name: str) -> str:
+    """The folder or file that a name begins with, up to its first wildcard."""
+    return "/".join(itertools.takewhile(lambda part: not has_magic(part), name.split("/")))
+
+
+def _copied(name: str) -> str:
+    if not is_remote(name):
+        return name
+    place = place_of(name)
+    if ".." in place.parts:
+        raise DataError(f"--data {name}: goes up by '..'; name it by its own address")
+    if _is_web(name):  # with our own transfer, which goes on where it was cut
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with one_at_a_time(place.parent):
+            if not place.is_file():
+                load(Remote(place.name, [name]), place.parent)
+    else:
+        _copy_below(name)
+    return str(place)
+
+
+def _copy_below(name: str) -> None:
+    """Copy a file, the files of text of a folder and below it, or those that a glob matches."""
+    fixed = _without_glob(name)
+    place = place_of(fixed)
+    if is_copied(name):
+        return
+    from fsspec.callbacks import TqdmCallback
+    from fsspec.core import url_to_fs
+
+    with _asking(name):
+        system, top = url_to_fs(fixed)
+        if fixed == name:
+            members = system.find(top, detail=True)
+        else:
+            members = system.glob(url_to_fs(name)[1], detail=True)
+    targets: dict[str, Path] = {}
+    for file in sorted(members):
+        if file == top or kind_of(Path(file)):
+            targets[file] = _place_of_member(name, place, file, top, members[file])
+    if not targets:
+        raise DataError(f"--data {name}: no files of text there; give a folder, a file or a glob")
+    for file, target in targets.items():
+        if not target.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with one_at_a_time(target.parent), written_whole(target) as temporary, _asking(name):
+                shown = {"desc": target.name, "unit": "B", "unit_scale": True, "disable": None}
+                system.get_file(file, str(temporary), callback=TqdmCallback(tqdm_kwargs=shown))
+    if place.is_dir():
+        with suppress(OSError), one_at_a_time(place):  # of a folder that may only be read
+            files = [str(target.relative_to(place)) for target in targets.values()]
+            write_record(place / _COPIED, {**read_record(place / _COPIED), name: files})
+
+
+def _place_of_member(name: str, place: Path, file: str, top: str, about: Mapping[str, Any]) -> Path:
+    """Where the copy of a file has its place, in the folder of the copies of `top`. Raises
+    `DataError` if it would be elsewhere, or the file is a link in an archive, which may lead
+    anywhere.
+
+    Args:
+        about: what fsspec says of the file.
+    """
+    try:
+        if os.path.isabs(file) != os.path.isabs(top) or ".." in Path(file).parts:
+            raise ValueError(f"the name {file!r} leads out of its folder")
+        if about.get("linkname") or stat.S_ISLNK(
+            (about.get("external_attr") or 0) >> 16
+        ):  # of tar, of zip
+            raise ValueError(f"{file!r} is a link")
+        return place_below(place, os.path.relpath(file, top))
+    except ValueError as error:
+        raise DataError(
+            f"--data {name}: {error}; unpack it yourself, and give the files that are text"
+        ) from None
+
+
+@contextmanager
+def _asking(name: str) -> Iterator[None]:
+    """Errors of fsspec and of the libraries below it, which have no class in common, as a
+    `DataError`."""
+    try:
+        yield
+    except ImportError as error:
+        raise DataError(f"--data {name}: {str(error).splitlines()[0]}") from None
+    except Exception as error:
+        why = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise DataError(
+            f"--data {name}: cannot be copied ({why[:200]}); check the address"
+        ) from error
+
+
+_OF_THIS_PROCESS = "memory://"
+"""Of fsspec: what a program itself has put into its memory."""
+
+
+def place_of_list() -> Path:
+    """The file with one address a line, outside all runs."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state) / "txl" / "addresses.txt"
+
+
+def remember_typed(data: tuple[str, ...] | str | None) -> None:
+    """Note the addresses among what the user has named with --data. Where the list cannot be
+    written they are to be typed each time."""
+    addresses = list(filter(is_remote, names_in(data or ())))
+    if not addresses:
+        return
+    typed = _typed_before()
+    new = [name for name in addresses if name not in typed]
+    if not new:
+        return
+    with suppress(OSError):
+        place_of_list().parent.mkdir(parents=True, exist_ok=True)
+        with open(place_of_list(), "a", encoding="utf-8", opener=not_through_a_link) as file:
+            file.write("".join(json.dumps(name) + "\n" for name in new))
+
+
+def require_typed(data: tuple[str, ...] | str, named_in: Path) -> None:
+    """Raise `DataError` if a file names an address that this user has not typed, and of which no
+    copy is here."""
+    typed = _typed_before()
+    for name in names_in(data):
+        if (
+            is_remote(name)
+            and name not in typed
+            and not name.startswith(_OF_THIS_PROCESS)
+            and not is_copied(name)
+        ):
+            what = f"the address of the text, which {named_in} names and you have not typed"
+            raise DataError(f"{name}: {what}; to have it copied from there, give it with --data")
+
+
+def _typed_before() -> set[str]:
+    typed: set[str] = set()
+    with suppress(OSError, UnicodeDecodeError):
+        for line in content_of(place_of_list()).decode().splitlines():
+            with suppress(ValueError, TypeError):
+                typed.add(json.loads(line))
+    return typed

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from txl.checkpoint.digests import DIGESTS, write_digests
+from txl.checkpoint.folder import DIGESTS, write_digests
 
 LATER = [
     *(("model", name) for name in ("memory", "compress_rate", "compression", "compress_loss")),

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import Shape
-from txl.evaluation.measures.peak_memory import PeakMemory
+from txl.runtime.resources import PeakMemory
 
 
 def serve_models(

@@ -8,15 +8,15 @@ import torch
 from benchmarks.shapes import Shape
 from benchmarks.workers.serve import autocast, segments, serve_models, word_shares
 from txl import Context, ModelConfig, TransformerXL
-from txl.attention_rules.paths import use_attention
+from txl.attention_rules import use_attention
 from txl.evaluation.score import scored
 from txl.generation.sampling import generate
 from txl.inference import frozen, reader
-from txl.inference.half import cast_weights, pack_weights
+from txl.inference.frozen import cast_weights, pack_weights
 from txl.inference.key_value import KeyValue
 from txl.inference.key_values import KeyValueMemory
-from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks
+from txl.runtime.resources import keep_freed_memory
 from txl.training.config import TrainConfig
 from txl.training.estimate import flops_per_token, measured_peak_flops
 from txl.training.init import init_weights

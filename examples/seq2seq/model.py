@@ -15,7 +15,7 @@ from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.attention import Attention, RelativeSoftmax
 from txl.model.feed_forward import FeedForward
 from txl.ops.dropout import Dropout
-from txl.ops.sinusoid import sinusoid
+from txl.ops.numbers import sinusoid
 from txl.positions import PositionEncoding
 
 PAD, BEGIN, END = 0, 1, 2

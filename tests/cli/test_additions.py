@@ -71,7 +71,7 @@ def test_a_store_that_another_evaluation_makes_meanwhile_is_used(
 ) -> None:
     first = rows(here, STORE)
     shutil.move("store", "theirs")
-    module = importlib.import_module("txl.evaluation.test_time.prepared")
+    module = importlib.import_module("txl.evaluation.test_time")
     build = module.build_store
 
     def both(folder: Path, model: Any, segments: Iterable[Any], *args: Any, **how: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.checkpoints import change_record
 from tests.cli.conftest import TINY, Here
-from txl.data_utils import remote
+from txl.data_utils import transfer
 from txl.data_utils.transfer import Remote
 
 ADDRESS = "https://host/more/text.txt"
@@ -27,7 +27,7 @@ def asked(here: Here, text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         shutil.copy(text / "train.txt", folder / wanted.name)
         return True
 
-    monkeypatch.setattr(remote, "load", load)
+    monkeypatch.setattr(transfer, "load", load)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return asked
 
@@ -61,7 +61,7 @@ def test_an_address_that_was_typed_is_asked_again(here: Here, asked: list[str]) 
     shutil.rmtree("data")
     assert here.call("eval", "--work_dir", "new", "--split", "valid").status == 0
     assert asked == [ADDRESS] * 2
-    assert remote.place_of_list().read_text() == json.dumps(ADDRESS) + "\n"
+    assert transfer.place_of_list().read_text() == json.dumps(ADDRESS) + "\n"
 
 
 @pytest.mark.parametrize("line", [EVAL, RESUME])
@@ -85,9 +85,9 @@ def test_where_the_list_cannot_be_kept_addresses_are_typed_each_time(
 
 def test_a_list_that_is_damaged_allows_nothing(here: Here, asked: list[str]) -> None:
     name_address("run")
-    remote.place_of_list().parent.mkdir(parents=True)
-    remote.place_of_list().write_bytes(b'["a"]\n5\n{\n' + ADDRESS.encode() + b"\n")
+    transfer.place_of_list().parent.mkdir(parents=True)
+    transfer.place_of_list().write_bytes(b'["a"]\n5\n{\n' + ADDRESS.encode() + b"\n")
     assert here.call(*EVAL).status == 2
-    remote.place_of_list().write_bytes(b"\xff\n")
+    transfer.place_of_list().write_bytes(b"\xff\n")
     assert here.call(*EVAL).status == 2
     assert asked == []

@@ -23,7 +23,7 @@ from txl.__main__ import main, show_programs
 from txl.cli import launch
 from txl.cli.launch import PROGRAMS
 from txl.cli.run import run
-from txl.commands.shape import shape_of
+from txl.commands.settings import shape_of
 from txl.config import Context, ModelConfig
 from txl.config import build as built
 

@@ -18,9 +18,8 @@ from txl.cli.flags import read_flags
 from txl.commands.settings import new_settings
 from txl.config import Context, ModelConfig, UsageError, build, fields_of
 from txl.data_utils.corpus import DataConfig
-from txl.evaluation.config import EVAL, SCORE, ReclConfig, ScoreConfig
+from txl.evaluation.config import EVAL, SCORE, ReclConfig, ReportConfig, ScoreConfig
 from txl.generation.config import GenerateConfig
-from txl.report.config import ReportConfig
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.plan import ClusterConfig

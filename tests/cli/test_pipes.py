@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Here
 from tests.forks import ROOT
-from txl.checkpoint.shards import read_into, tensors_in
+from txl.checkpoint.folder import read_into, tensors_in
 from txl.config import UsageError
 from txl.files import NoFileError, content_of, require_readable, sha256, typed_content
 from txl.studies.plan import read_study

@@ -13,13 +13,13 @@ from tests.cli.conftest import Here
 from txl.commands import try_text
 from txl.commands.try_text import Plan, as_words, in_time, name_of, plan_of, value_of
 from txl.config import Context
+from txl.data_utils.any_files import has_spaces, survey
 from txl.data_utils.datasets import DataConfig
-from txl.data_utils.survey import has_spaces, survey
 from txl.evaluation.config import EvalConfig
+from txl.evaluation.gain import Verdict, judge
 from txl.evaluation.measures.token_losses import TokenLosses
 from txl.evaluation.rows import Row
 from txl.evaluation.score import Score
-from txl.evaluation.verdict import Verdict, judge
 from txl.runtime.clock import Clock
 
 SMALL = "--n_layer 1 --d_model 16 --n_head 2 --d_head 8 --d_inner 16 --batch_size 2 --tgt_len 8 --mem_len 8"

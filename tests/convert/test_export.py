@@ -19,8 +19,7 @@ from tests.convert.conftest import HF, WORDS, write_words
 from tests.golden.test_model import Golden
 from txl.attention_rules import ATTENTION_RULES
 from txl.checkpoint import open_checkpoint
-from txl.commands.settings import new_settings
-from txl.commands.shape import Shape
+from txl.commands.settings import Shape, new_settings
 from txl.config import Context, ModelConfig, UsageError, as_dict
 from txl.convert import convert
 from txl.convert.huggingface import (
@@ -31,17 +30,15 @@ from txl.convert.huggingface import (
     second_names,
     to_huggingface,
 )
-from txl.convert.kimiyoung import arguments_for_kimiyoung
-from txl.convert.kimiyoung_names import require_exportable
+from txl.convert.kimiyoung import arguments_for_kimiyoung, require_exportable
 from txl.data_utils.bytes import ALL_BYTES, Symbols
 from txl.data_utils.characters import Characters
 from txl.data_utils.free_text import decoder, encode_text
 from txl.data_utils.lm1b import SentenceVocab
 from txl.data_utils.subwords import Subwords
 from txl.data_utils.words import LowerVocab, Vocab
-from txl.language.export import write_huggingface, write_original
+from txl.language.export import training_command, write_huggingface, write_original
 from txl.language.model import LanguageModel
-from txl.language.model_card import training_command
 from txl.model.transformer import TransformerXL
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import Ranks

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from txl.data_utils.any_files import AnyFiles
-from txl.data_utils.checks import Checks
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.raw_text import DataError
+from txl.data_utils.store import Checks
 from txl.data_utils.texts import Texts
 from txl.files import written_whole
 

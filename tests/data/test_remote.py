@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from txl.config import UsageError
-from txl.data_utils import remote
+from txl.data_utils import transfer
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.datasets import DataConfig
 from txl.data_utils.raw_text import DataError
@@ -52,11 +52,11 @@ def test_what_is_here_is_not_asked_for_again(elsewhere: fsspec.AbstractFileSyste
     config = DataConfig(
         data=("memory://corpus/valid.txt", "memory://corpus/train/*.txt"), dataset="text"
     )
-    here = remote.with_copies(config)
+    here = transfer.with_copies(config)
     assert here.data == ("data/memory/corpus/valid.txt", "data/memory/corpus/train/*.txt")
     assert sorted(p.name for p in Path("data").rglob("*.txt")) == ["a.txt", "valid.txt"]
     elsewhere.pipe("/corpus/valid.txt", b"another")
-    remote.with_copies(config)
+    transfer.with_copies(config)
     assert Path("data/memory/corpus/valid.txt").read_text() == "two\n"
 
 
@@ -80,15 +80,15 @@ def test_what_was_copied_whole_needs_no_network(
         raise OSError("no network")
 
     config = DataConfig(data=name, dataset="text")
-    here, kind = remote.with_copies(config), type(elsewhere)
+    here, kind = transfer.with_copies(config), type(elsewhere)
     with monkeypatch.context() as patched:
         for asks in ("find", "glob", "get_file", "info"):
             patched.setattr(kind, asks, no_network)
-        assert remote.with_copies(config) == here
+        assert transfer.with_copies(config) == here
         next(Path("data").rglob("*.txt")).unlink()
         with pytest.raises(DataError, match=r"cannot be copied \(no network\)"):
-            remote.with_copies(config)
-    assert remote.with_copies(config) == here
+            transfer.with_copies(config)
+    assert transfer.with_copies(config) == here
 
 
 PLACES = {
@@ -103,7 +103,7 @@ PLACES = {
 
 
 def test_the_copy_of_an_address_with_a_query_keeps_the_kind_of_its_file() -> None:
-    assert {name: str(remote.place_of(name)) for name in PLACES} == PLACES
+    assert {name: str(transfer.place_of(name)) for name in PLACES} == PLACES
 
 
 CANNOT = {

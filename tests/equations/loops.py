@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from txl import ModelConfig, Span
 from txl.model.layer import Layer
-from txl.ops.sinusoid import sinusoid
+from txl.ops.numbers import sinusoid
 
 N, H, D = 2, 4, 6
 

@@ -8,7 +8,7 @@ import torch
 from tests.equations import loops
 from tests.equations.loops import D, H, N, layer_by_loop
 from txl import ModelConfig, Span, TransformerXL
-from txl.attention_rules.paths import use_attention
+from txl.attention_rules import use_attention
 
 EQUATIONS: list[tuple[str, dict[str, Any]]] = [  # the encoding, and settings of the model
     ("none", {}),

@@ -7,8 +7,13 @@ import torch
 from torch import Tensor
 
 from txl import ModelConfig, Span
-from txl.attention_rules.causal_ratio import BLOCK, _Blocks, causal_ratio
-from txl.attention_rules.performer import PerformerAttention, orthogonal_normal
+from txl.attention_rules.performer import (
+    BLOCK,
+    PerformerAttention,
+    _Blocks,
+    causal_ratio,
+    orthogonal_normal,
+)
 from txl.positions.none import NoPosition
 
 B, N, H = 2, 2, 4

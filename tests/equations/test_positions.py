@@ -11,7 +11,7 @@ from tests.equations.loops import D, H, N, bucket
 from txl import Context, ModelConfig, Span, TransformerXL
 from txl.attention_rules.softmax import is_plain_triangle
 from txl.config import UsageError
-from txl.ops.sinusoid import sinusoid
+from txl.ops.numbers import sinusoid
 from txl.positions import build_position_encodings
 from txl.positions.base import rel_shift, rel_unshift
 from txl.training.config import TrainConfig

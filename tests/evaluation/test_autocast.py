@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from txl import Context, Memory, ModelConfig, TransformerXL
-from txl.attention_rules.paths import use_attention
+from txl.attention_rules import use_attention
 from txl.config import UsageError
 from txl.evaluation.score import evaluate, score_text
 from txl.evaluation.test_time import Mixture
-from txl.evaluation.test_time.neighbour_store import build_store
+from txl.evaluation.test_time.knn import build_store
 from txl.generation.sampling import generate
 from txl.inference.cuda_graph import CudaGraphModel
 from txl.inference.frozen import Frozen

@@ -11,7 +11,7 @@ import torch
 from tests.laws.conftest import build
 from txl import Context
 from txl.commands import eval as eval_command
-from txl.commands import evaluations, scoring
+from txl.commands import scoring
 from txl.config import ModelConfig
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.score import Score
@@ -135,7 +135,7 @@ def test_every_process_has_a_stream_unless_told_otherwise() -> None:
     for n, expected in ((None, 16), (4, 4)):
         config = TrainConfig(eval_batch_size=n)
         ranks = [OneOfMany(rank, 16, torch.device("cpu")) for rank in range(16)]
-        asked = [evaluations.evaluation_of(config, checkpoint.model_config, rank) for rank in ranks]
+        asked = [scoring.evaluation_of(config, checkpoint.model_config, rank) for rank in ranks]
         shares = [
             s
             for r in zip(asked, ranks, strict=True)

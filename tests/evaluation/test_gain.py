@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from txl import Context
-from txl.evaluation.bootstrap import (
+from txl.evaluation.gain import (
     LEAST_BLOCKS,
     MOST_BLOCKS,
     Blocks,
+    Gain,
     Interval,
     blocks_of,
+    gains_of,
     paired_bootstrap,
 )
-from txl.evaluation.gain import Gain, gains_of
 from txl.evaluation.measures.token_losses import TokenLosses
 from txl.evaluation.rows import Row
 from txl.evaluation.score import Score

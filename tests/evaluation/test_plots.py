@@ -10,7 +10,7 @@ import torch
 
 from txl import Context
 from txl.evaluation import plots
-from txl.evaluation.measures.attention_by_distance import AttentionByDistance
+from txl.evaluation.measures.attention import AttentionByDistance
 from txl.evaluation.measures.loss_by_position import BinnedLoss
 from txl.evaluation.measures.recl import recl
 from txl.evaluation.rows import Row

@@ -8,8 +8,7 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.generation.beams import Hypothesis, beam_search
-from txl.generation.sampling import generate
+from txl.generation.sampling import Hypothesis, beam_search, generate
 
 CONTEXT = Context(tgt_len=3, mem_len=20)
 PROMPT = [2, 0, 3, 1, 2, 2, 1]  # longer than a segment

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from txl.config import UsageError
-from txl.generation.ngrams import NGrams
+from txl.generation.rule import NGrams
 
 
 def repeating(text: list[int], n: int, n_token: int) -> set[int]:

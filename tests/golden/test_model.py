@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from txl import Context, ModelConfig, Span, TransformerXL
-from txl.attention_rules.paths import use_attention
+from txl.attention_rules import use_attention
 from txl.config import UsageError
 from txl.convert import from_kimiyoung, to_kimiyoung
 from txl.convert.kimiyoung import parameters_as_kimiyoung

@@ -20,8 +20,8 @@ from txl.config import Context, ModelConfig
 from txl.convert import convert
 from txl.data_utils.words import Vocab
 from txl.evaluation.conventions import ZeroMemory
-from txl.generation import beams
-from txl.generation.beams import beam_search
+from txl.generation import sampling
+from txl.generation.sampling import beam_search
 from txl.language.export import write_huggingface
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
@@ -204,7 +204,7 @@ def test_our_beams_are_those_of_transformers(
     num_beams: int, length_penalty: float, ngram: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with a token that ends a text, and where the search stops early."""
-    monkeypatch.setattr(beams, "Reader", Sliding)
+    monkeypatch.setattr(sampling, "Reader", Sliding)
     model, ours = load(GOLDEN / "hf_div2", dtype="float64"), convert(GOLDEN / "hf_div2")
     prompt = [3, 150, 5, 9]
     common = {

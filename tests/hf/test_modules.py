@@ -15,7 +15,7 @@ from tests.hf.models import KINDS, build, some_ids
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed; run scripts/test_with_transformers.sh"
 )
-from txl.hf.linear import is_plain  # noqa: E402
+from txl.hf.layers import is_plain  # noqa: E402
 
 IDS = some_ids()
 of_every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -15,13 +15,13 @@ from tests.hygiene.toy import Toy
 from txl import Context, ModelConfig, TransformerXL
 from txl.cli.flags import read_flags, refuse_idle_flags
 from txl.commands import train
-from txl.commands.evaluations import evaluation_of
+from txl.commands.scoring import evaluation_of
 from txl.config import UsageError
-from txl.convert.kimiyoung_names import ATTN_TYPES
+from txl.convert.kimiyoung import ATTN_TYPES
 from txl.evaluation.config import EvalConfig
 from txl.memory import MEMORIES, require_works
-from txl.model.axes import chosen_by, is_read
 from txl.positions import POSITION_ENCODINGS
+from txl.registry import chosen_by, is_read
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 
@@ -186,7 +186,6 @@ def test_no_other_file_names_an_encoding_or_a_memory() -> None:
     of_2019 = {
         "txl/cli/legacy_flags.py",
         "txl/convert/kimiyoung.py",
-        "txl/convert/kimiyoung_names.py",
     }
     for room, registry in (("positions", POSITION_ENCODINGS), ("memory", MEMORIES)):
         for name, files in naming(set(registry) - {"none"}, ROOT).items():

@@ -17,9 +17,8 @@ from txl import Context, ModelConfig, TransformerXL
 from txl.attention_rules import ATTENTION_RULES
 from txl.config import fields_of
 from txl.memory import MEMORIES
-from txl.model.axes import readers
 from txl.positions import POSITION_ENCODINGS
-from txl.registry import default_of, reads
+from txl.registry import default_of, readers, reads
 
 ROOT = Path(__file__).parents[2]
 COMMON = {"n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "position", "attention"}

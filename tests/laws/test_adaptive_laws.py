@@ -7,7 +7,7 @@ from torch import Tensor
 from txl import Context, ModelConfig, TransformerXL
 from txl.inference.words import WordProbabilities
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from txl.training.label_smoothing import smoothing
+from txl.training.nats import smoothing
 
 SIZES = {"n_token": 12, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 6, "d_inner": 4}
 

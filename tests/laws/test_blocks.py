@@ -10,11 +10,10 @@ from benchmarks.kernels import step_peak
 from tests.conftest import long_test
 from tests.laws.conftest import FAR, LAYERS, MODELS, N_TOKEN, SMALL, build, read
 from txl import Context, ModelConfig, Span, TransformerXL
-from txl.attention_rules.paths import use_attention
+from txl.attention_rules import use_attention
 from txl.model.activations import ACTIVATIONS, is_gated
 from txl.model.feed_forward import FeedForward
-from txl.stacks.chunked import compute_in_chunks
-from txl.stacks.reversible import reversible_layers
+from txl.stacks.reversible import compute_in_chunks, reversible_layers
 
 REVERSIBLE = LAYERS["reversible"]
 

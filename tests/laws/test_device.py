@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.laws.conftest import SHAPES, SMALL, build
 from txl import Context, ModelConfig, Span, TransformerXL
-from txl.attention_rules.paths import use_attention
+from txl.attention_rules import use_attention
 from txl.model.memory import Reading, State
 from txl.ops.rel_attention.dense import dense
 from txl.runtime.distributed import Ranks

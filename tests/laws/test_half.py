@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.laws.conftest import N_TOKEN, build, context_of, for_models
 from tests.processors import operators
 from txl import TransformerXL
-from txl.inference import half
+from txl.inference import frozen
 from txl.inference.frozen import Frozen
 from txl.inference.words import WordProbabilities
 from txl.model.autocast import autocast
@@ -51,7 +51,7 @@ def test_weights_kept_in_16_bits_give_what_rounded_weights_give(
     model = rounded(name, dtype)
     expected = answers(model, token_BT, name, dtype)
     n_byte = sum(p.nbytes for p in model.parameters())
-    half.cast_weights(model, dtype)
+    frozen.cast_weights(model, dtype)
     *losses, of_token_alone = zip(answers(model, token_BT, name, dtype), expected, strict=True)
     for one, other in losses:
         assert one.dtype == torch.float32
@@ -67,15 +67,15 @@ def test_packed_weights_give_the_same_up_to_rounding(
     name: str, token_BT: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And they are the model's own weights: their number, their names and their copies are those of plain ones."""
-    monkeypatch.setattr(half, "CAN_PACK", True)
+    monkeypatch.setattr(frozen, "CAN_PACK", True)
     plain = rounded(name, torch.bfloat16)
-    half.cast_weights(plain, torch.bfloat16)
+    frozen.cast_weights(plain, torch.bfloat16)
     expected = answers(plain, token_BT, name, torch.bfloat16)
     for ordered, product in operators(torch.bfloat16):
         monkeypatch.setattr(packed, "ordered", ordered)
         monkeypatch.setattr(packed, "product", product)
         model = copy.deepcopy(plain)
-        half.pack_weights(model)
+        frozen.pack_weights(model)
         assert all(isinstance(layer.attn.v_net, PackedLinear) for layer in model.layers)
         for copied in (model, copy.deepcopy(model), copy.deepcopy(model).cpu()):
             losses = answers(copied, token_BT, name, torch.bfloat16)
@@ -107,10 +107,10 @@ def test_a_packed_product_is_that_of_bfloat16(
 
 
 def test_nothing_is_packed_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half, "CAN_PACK", False)
+    monkeypatch.setattr(frozen, "CAN_PACK", False)
     model = build("adaptive").float()
-    half.cast_weights(model, torch.bfloat16)
-    half.pack_weights(model)
+    frozen.cast_weights(model, torch.bfloat16)
+    frozen.pack_weights(model)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
     with torch.no_grad(), autocast(model.device, torch.bfloat16):
         assert (

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from tests.laws.conftest import build
 from tests.processors import operators
 from txl import Context, TransformerXL
-from txl.attention_rules.paths import use_attention
-from txl.inference import half, one_token
+from txl.attention_rules import use_attention
+from txl.inference import frozen, one_token
 from txl.inference.frozen import Frozen
 from txl.model.autocast import autocast
 from txl.ops import few_rows, onednn, packed
@@ -108,7 +108,7 @@ def test_what_is_made_ready_follows_the_context_and_the_segments_between(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_weights_in_16_bits(dtype: torch.dtype, token_BT: Tensor, calls: list[int]) -> None:
     model = build("pre_lnorm_adaptive").float()
-    half.cast_weights(model, dtype)
+    frozen.cast_weights(model, dtype)
     with autocast(model.device, dtype):
         for found, expected in through_both(model, token_BT, CONTEXTS["clamped"]):
             assert found.dtype == expected.dtype
@@ -131,7 +131,7 @@ def test_products_of_large_weights_and_of_packed_ones(
         calls.clear()
         model = build("plain").float()
         expected = through_both(model, token_BT, CONTEXTS["window"])
-        half.pack_layers(model)
+        frozen.pack_layers(model)
         for pair, before in zip(
             through_both(model, token_BT, CONTEXTS["window"]), expected, strict=True
         ):

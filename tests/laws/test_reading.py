@@ -10,8 +10,7 @@ from tests.laws.conftest import N_TOKEN, build, config_of, context_of, for_model
 from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.evaluation.score import score_text
-from txl.generation.beams import beam_search
-from txl.generation.sampling import generate
+from txl.generation.sampling import beam_search, generate
 from txl.inference.frozen import Frozen, Part
 from txl.inference.reader import Reader, reading_context
 

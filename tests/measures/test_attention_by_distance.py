@@ -9,7 +9,7 @@ from tests.laws.conftest import SHAPES, build
 from txl import Context, TransformerXL
 from txl.data_utils.segments import scoring_stream
 from txl.evaluation.conventions import reading_of
-from txl.evaluation.measures.attention_by_distance import (
+from txl.evaluation.measures.attention import (
     AttentionByDistance,
     attention_by_distance,
     probabilities,

@@ -9,9 +9,8 @@ import torch
 from txl import Context, ModelConfig, TransformerXL
 from txl.config import UsageError
 from txl.data_utils.segments import document_streams, scoring_stream
-from txl.evaluation.measures import attention_by_token as by_token
-from txl.evaluation.measures.attention_by_distance import attention_by_distance
-from txl.evaluation.measures.attention_by_token import Map, attention_by_token
+from txl.evaluation.measures import attention as by_token
+from txl.evaluation.measures.attention import Map, attention_by_distance, attention_by_token
 
 IDS = np.random.default_rng(0).integers(0, 50, 160)
 SMALL = Context(tgt_len=8, mem_len=12)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from txl.config import UsageError
-from txl.evaluation.measures.last_occurrence import (
+from txl.evaluation.measures.token_losses import (
     PLACES,
+    TokenLosses,
     by_occurrence,
     distance_to_last,
     frequency_edges,
     places,
 )
-from txl.evaluation.measures.token_losses import TokenLosses
 
 DICE = np.random.default_rng(0)
 IDS = DICE.integers(0, 30, 200)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from txl.evaluation.measures import peak_memory
-from txl.evaluation.measures.peak_memory import PeakMemory
+from txl.runtime import resources
+from txl.runtime.resources import PeakMemory
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -27,10 +27,10 @@ def test_a_large_tensor_shows_and_is_forgotten_afterwards() -> None:
 def test_where_the_peak_cannot_be_forgotten_or_is_not_there_is_no_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "missing" / "clear_refs")
+    monkeypatch.setattr(resources, "_CLEAR", tmp_path / "missing" / "clear_refs")
     assert PeakMemory(CPU).bytes() is None
-    monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "clear_refs")
+    monkeypatch.setattr(resources, "_CLEAR", tmp_path / "clear_refs")
     monkeypatch.setattr(
-        peak_memory, "resident_bytes", lambda peak=False: 900 * MIB if peak else 100 * MIB
+        resources, "resident_bytes", lambda peak=False: 900 * MIB if peak else 100 * MIB
     )
     assert PeakMemory(CPU).bytes() is None

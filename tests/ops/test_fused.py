@@ -9,8 +9,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.attention_rules.paths import use_attention
-from txl.ops.rel_attention import kept, launch, rel_attention
+from txl.attention_rules import use_attention
+from txl.ops.rel_attention import fused as in_triton
+from txl.ops.rel_attention import launch, rel_attention
 from txl.ops.rel_attention.fused import fused, operator
 from txl.ops.rel_attention.launch import Tile
 from txl.ops.rel_attention.naive import naive
@@ -122,7 +123,7 @@ def test_kept_gradients_do_not_depend_on_tiles(
 
 def test_sequences_may_be_taken_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last part may be smaller; values that are dropped are those of the whole batch."""
-    monkeypatch.setattr(kept, "PROGRAMS", 2)  # so that parts of dr are of several sequences
+    monkeypatch.setattr(in_triton, "PROGRAMS", 2)  # so that parts of dr are of several sequences
     args, dout = inputs(3, 1, 5, 9, 8), torch.randn(3, 1, 5, 8)
 
     def found(keep_mib: int) -> list[Tensor]:
@@ -141,7 +142,7 @@ def test_as_many_sequences_are_kept_as_fit_in_parts_of_one_size(mib: int, n_sequ
     """A sequence takes 4 heads x 512 queries x 768 keys x 4 bytes = 6 MiB: 20 in parts of at most 11 are 10 and 10."""
     q, k = torch.empty(20, 4, 512, 8), torch.empty(20, 4, 767, 8)
     call = launch.Call(q, q, k, k, k[0], None, 8, 1.0, -1, 0.0)
-    assert kept.sequences_that_fit(call, mib) == n_sequence
+    assert in_triton.sequences_that_fit(call, mib) == n_sequence
 
 
 @pytest.mark.parametrize("window", [-1, 40])

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from txl.evaluation.bootstrap import Interval
-from txl.evaluation.gain import Gain
+from txl.evaluation.gain import Gain, Interval
 from txl.report.record import (
     FORMAT,
     Curve,

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tests.report.made import LENGTHS, gain_of, report_of, shown_of
-from txl.evaluation.bootstrap import Interval
+from txl.evaluation.gain import Interval
 from txl.report import claims
 from txl.report.record import Curve, Figures, Report, Said
 

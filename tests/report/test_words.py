@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from txl.report.words import last_said, short_word, without_folders
+from txl.report.record import last_said, short_word, without_folders
 
 
 def test_of_words_it_is_the_distance_to_the_last_one() -> None:

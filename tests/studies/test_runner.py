@@ -22,14 +22,12 @@ from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
 from tests.resume.runs import resumed_from
 from txl.config import UsageError
 from txl.runtime.lock import Lock
-from txl.studies import page, picture, report, runner
+from txl.studies import page, report, runner
 from txl.studies.__main__ import main
-from txl.studies.checks import require_texts
-from txl.studies.columns import expected_columns
+from txl.studies.checks import expected_columns, require_texts
 from txl.studies.plan import Study, Task, read_study
 from txl.studies.results import RunFigures, best_row, tokens_until
-from txl.studies.runner import TaskError, _program, keeps_losses, run_study
-from txl.studies.search import next_value
+from txl.studies.runner import TaskError, _program, keeps_losses, next_value, run_study
 from txl.training.step import TrainState
 
 STUDY = """
@@ -159,6 +157,9 @@ def write_splits(folder: Path, names: tuple[str, ...] = ("train", "valid", "test
         (folder / f"{name}.txt").write_text(" a text\n")
 
 
+WRITE_PICTURES = report.write_pictures
+
+
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     monkeypatch.chdir(tmp_path)
@@ -182,7 +183,7 @@ def rows_of_csv(name: str) -> list[list[str]]:
 def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.image import imread
 
-    monkeypatch.setattr(report, "write_pictures", picture.write_pictures)
+    monkeypatch.setattr(report, "write_pictures", WRITE_PICTURES)
     assert study() == 0
     assert len(programs.called) == 12
     each = [math.exp(5 + 0.001 * seed) for seed in (1, 2, 3)]
@@ -282,7 +283,7 @@ def test_a_figure_that_there_is_not_is_an_empty_cell(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As bits per byte of ids, or a perplexity beyond all numbers, which is null in JSON."""
-    monkeypatch.setattr(report, "write_pictures", picture.write_pictures)
+    monkeypatch.setattr(report, "write_pictures", WRITE_PICTURES)
     programs.without = "large 2"
     assert study() == 0
     large = next(

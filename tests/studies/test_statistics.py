@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from txl.studies.contrasts import Noted
-from txl.studies.picture import draw
 from txl.studies.plan import Contrast, Study
+from txl.studies.report import draw
 from txl.studies.results import Row, RunFigures, compared
 from txl.studies.statistics import Comparison, comparison, corrected, detectable, estimate
 from txl.studies.tables import Table, as_latex, as_markdown, comparisons_table

@@ -24,8 +24,8 @@ from txl.data_utils.segments import RowStream, scoring_stream
 from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
-from txl.evaluation.test_time import Mixture, NearestNeighbours, knn, neighbour_store
-from txl.evaluation.test_time.neighbour_store import Store, build_store, open_store
+from txl.evaluation.test_time import Mixture, NearestNeighbours, knn
+from txl.evaluation.test_time.knn import Store, build_store, open_store
 from txl.inference.frozen import Frozen
 
 CONTEXT = Context(tgt_len=4, mem_len=6)
@@ -222,9 +222,9 @@ def test_a_store_that_cannot_be_made_leaves_nothing(
 
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "store", 3)
-    usage = neighbour_store.shutil.disk_usage(tmp_path)
+    usage = knn.shutil.disk_usage(tmp_path)
     with monkeypatch.context() as full:
-        full.setattr(neighbour_store.shutil, "disk_usage", lambda path: usage._replace(free=100))
+        full.setattr(knn.shutil, "disk_usage", lambda path: usage._replace(free=100))
         with pytest.raises(
             UsageError, match=r"the store takes .* GiB .* keep fewer tokens with --knn_tokens"
         ):

@@ -16,9 +16,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.attention_rules.paths import use_attention
-from txl.runtime.allocator import keep_freed_memory
+from txl.attention_rules import use_attention
 from txl.runtime.distributed import Ranks
+from txl.runtime.resources import keep_freed_memory
 from txl.training.config import TrainConfig
 from txl.training.estimate import training_bytes
 from txl.training.init import init_weights

@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoints import as_of_0_2, change_record
 from tests.training.runs import Run, config
 from txl.checkpoint import CheckpointWriter, newest_whole, open_checkpoint, point_at_best
-from txl.checkpoint.digests import DIGESTS
+from txl.checkpoint.folder import DIGESTS
 from txl.checkpoint.load import require_whole
 from txl.checkpoint.record import open_folder
 from txl.config import UsageError

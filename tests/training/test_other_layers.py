@@ -19,8 +19,8 @@ from tests.training.test_resume import RULES, drawn
 from txl import Context
 from txl.checkpoint import last_checkpoint, load_model
 from txl.memory import MEMORIES
-from txl.training.label_smoothing import smoothing
 from txl.training.meter import Meter
+from txl.training.nats import smoothing
 
 REVERSIBLE = SHAPE | {"pre_lnorm": True, "reversible": True}
 

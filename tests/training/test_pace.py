@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.training.runs import Run, config
-from txl.training import pace
-from txl.training.pace import LINE, SAVE, Pace, read_ballot
+from txl.training import budget
+from txl.training.budget import LINE, SAVE, Pace, read_ballot
 
 
 def lines_of(printed: str) -> list[int]:
@@ -21,7 +21,7 @@ def test_lines_and_a_checkpoint_come_by_step_and_by_time(
     """Each step takes 14 seconds: a minute has passed after the fifth, and in between lines come at the interval."""
     run = Run(config(max_step=24, log_interval=19, keep_last=9), folder=tmp_path).begin()
     monkeypatch.setattr(
-        pace, "time", SimpleNamespace(monotonic=lambda: 14.0 * run.state.progress.step)
+        budget, "time", SimpleNamespace(monotonic=lambda: 14.0 * run.state.progress.step)
     )
     run.train()
     assert lines_of(capsys.readouterr().out) == [5, 10, 15, 19, 24]
@@ -37,7 +37,7 @@ def test_a_line_by_time_changes_nothing_of_the_next_one(
     for seconds in (0.0, 100.0):
         run = Run(config(log_interval=6)).begin()
         clock = SimpleNamespace(monotonic=lambda each=seconds, r=run: each * r.state.progress.step)
-        monkeypatch.setattr(pace, "time", clock)
+        monkeypatch.setattr(budget, "time", clock)
         with monkeypatch.context() as patch:
             patch.setattr(
                 "txl.training.loop._report",
@@ -50,7 +50,7 @@ def test_a_line_by_time_changes_nothing_of_the_next_one(
 
 def test_what_is_due_is_said_once_and_by_the_first_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: now[0]))
     first, second = Pace(is_main=True), Pace(is_main=False)
     assert read_ballot(first.ballot(3)) == (3, 0)
     now[0] = 61.0

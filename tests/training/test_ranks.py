@@ -22,8 +22,8 @@ from txl.data_utils.segments import scoring_stream
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
 from txl.memory import MEMORIES
-from txl.runtime.allocator import return_freed_memory
 from txl.runtime.distributed import Ranks, Vote, whole
+from txl.runtime.resources import return_freed_memory
 from txl.runtime.signals import StopRequest
 from txl.training.loop import Validation
 from txl.training.sharding import drawn_in_shards, require_shards, reshard

@@ -13,7 +13,7 @@ from tests.checkpoints import as_of_0_2
 from tests.training.runs import ADAPTIVE, ALONE, SHAPE, Run, config
 from txl import ModelConfig, TransformerXL
 from txl.checkpoint import Background, CheckpointWriter, checkpoint_of, last_checkpoint, load_model
-from txl.checkpoint.digests import DIGESTS
+from txl.checkpoint.folder import DIGESTS
 from txl.config import UsageError
 from txl.runtime.distributed import Ranks, whole
 from txl.training.init import init_weights

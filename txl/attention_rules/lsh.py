@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from txl.attention_rules.refusals import require_no_dropatt, require_scoreless
 from txl.config import ModelConfig, PartSettings, option, require
+from txl.model.parts import require_no_dropatt, require_scoreless
 from txl.model.span import Span
 from txl.ops.numbers import widened
 from txl.positions import PositionEncoding

@@ -1,6 +1,7 @@
-"""Checkpoints: one folder each, complete or not there."""
+"""Checkpoints: one folder each, complete or not there; and the flags by which programs use one."""
 
-from txl.checkpoint.background import Background
+from dataclasses import dataclass
+
 from txl.checkpoint.folder import (
     OPTIMIZER,
     PROGRESS,
@@ -20,4 +21,52 @@ from txl.checkpoint.load import (
     newest_whole,
 )
 from txl.checkpoint.record import Checkpoint, last_checkpoint, open_checkpoint, point_at_best
-from txl.checkpoint.save import CheckpointWriter, Snapshot
+from txl.checkpoint.save import Background, CheckpointWriter, Snapshot
+from txl.config import (
+    ATTN_IMPL_HELP,
+    CLAMP_LEN_HELP,
+    COMPRESSED_LEN_HELP,
+    DEVICE_HELP,
+    LENGTH,
+    LOOKUP,
+    LOOKUP_LEN_HELP,
+    SAME_LENGTH_HELP,
+    AttnImpl,
+    Checked,
+    Dtype,
+    option,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUse(Checked):
+    """How a trained model is loaded and run. Shared by the programs that use one."""
+
+    vocabulary: str | None = option(
+        None,
+        "file of the words of another program's checkpoint (not given: the one inside or beside the"
+        " weights)",
+    )
+    same_length: bool | None = option(None, SAME_LENGTH_HELP)
+    clamp_len: int | None = option(None, CLAMP_LEN_HELP, minimum=-1, below=2**31)
+    compressed_len: int | None = option(None, COMPRESSED_LEN_HELP, **LENGTH)
+    lookup_len: int | None = option(None, LOOKUP_LEN_HELP, **LOOKUP)
+    device: str = option("auto", DEVICE_HELP)
+    attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
+    dtype: Dtype = option(
+        "float32",
+        "dtype of the weights and of their products; sums stay in float32; bfloat16 takes half the"
+        " memory, is less exact, and faster on a GPU or CPU that is made for it; auto: bfloat16"
+        " there",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneModel(ModelUse):
+    """The use of one model, which is named."""
+
+    work_dir: str = option(
+        "runs/txl",
+        "run directory, for its best checkpoint; or one checkpoint in it, a checkpoint of another"
+        " program, or the name of a model on the Hugging Face hub, see docs/importing.md",
+    )

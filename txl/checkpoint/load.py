@@ -14,13 +14,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, WEIGHTS, damaged, name_of
+from txl.checkpoint.folder import (
+    OPTIMIZER,
+    PROGRESS,
+    RECORD,
+    SHARDS,
+    WEIGHTS,
+    damaged,
+    name_of,
+    read_into,
+    shards_in,
+    tensors_in,
+)
 from txl.checkpoint.record import Checkpoint, open_folder, require_some
 from txl.checkpoint.save import Snapshot
-from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import ModelConfig, UsageError
 from txl.files import require_readable
-from txl.inference.half import cast_weights
+from txl.inference.frozen import cast_weights
 from txl.memory import empty_memory
 from txl.model.sizes import model_without_values, shapes_of, weights_of
 from txl.model.streams import of_named, rows_joined

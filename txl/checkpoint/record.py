@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txl.checkpoint.digests import DIGESTS, Digests, digest_of, read_digests
 from txl.checkpoint.folder import (
+    DIGESTS,
     RECORD,
+    SHARDS,
     WEIGHTS,
+    Digests,
     checkpoints,
     damaged,
+    digest_of,
     is_checkpoint,
     point,
     pointed,
+    read_digests,
+    shards_in,
     unpoint,
 )
 from txl.checkpoint.save import FORMAT
-from txl.checkpoint.shards import SHARDS, shards_in
 from txl.config import Context, ModelConfig, UsageError, hints_of
 from txl.files import content_of, sha256
 from txl.registry import settings_of_all

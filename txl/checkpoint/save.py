@@ -1,16 +1,17 @@
-"""Writing a checkpoint.
+"""Writing a checkpoint, and doing so while the training goes on.
 
 It is written to a temporary folder, flushed and renamed, so that a folder named step_* is whole;
 `latest` and `best` are updated afterwards. Memory is saved by stream, not by process, so that
 another number of processes can resume. Where the model is sharded each rank writes its rows of
-weights and optimizer state; see `txl.checkpoint.shards`.
+weights and optimizer state; see `txl.checkpoint.folder`.
 """
 
 import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,27 +21,70 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from txl.checkpoint.background import Background, copied
-from txl.checkpoint.digests import digest_of, read_digests, write_digests
 from txl.checkpoint.folder import (
     OPTIMIZER,
     PROGRESS,
     RECORD,
     STREAMS,
     WEIGHTS,
+    digest_of,
     name_of,
     point,
+    read_digests,
     remove_old,
     set_aside,
+    write_digests,
+    write_shards,
 )
-from txl.checkpoint.shards import write_shards
 from txl.config import Context, UsageError, as_dict
 from txl.files import discard, errors_naming, flush, sha256, sigterm_raises, write_whole
 from txl.memory import Memory
 from txl.model.sizes import weights_of
 from txl.model.transformer import TransformerXL
-from txl.runtime.distributed import Ranks
+from txl.runtime.distributed import Ranks, is_in_shards
 from txl.runtime.records import read_json
+
+
+class Background:
+    """One function at a time on a thread of its own. Its error is raised by the next `wait`."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._running: Future[object] | None = None
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Begin; `wait` must have returned since the last start."""
+        self._running = self._thread.submit(work)
+
+    def wait(self) -> None:
+        """Wait until the function that was started last has returned, and raise its error."""
+        running = self._running
+        self._running = None
+        if running is not None:
+            running.result()
+
+
+def copied(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """Copies of tensors in host memory, of shards those of this rank."""
+    return {name: _copied(tensor.detach(), ranks) for name, tensor in tensors.items()}
+
+
+def _copied(tensor: Tensor, ranks: Ranks) -> Tensor:
+    if not is_in_shards(tensor):
+        return tensor.to("cpu", copy=True)
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(tensor, DTensor)
+    assert ranks.control is not None  # there are shards
+    mesh = DeviceMesh.from_group(ranks.control, "cpu")
+    local = tensor.to_local().to("cpu", copy=True)
+    shape = torch.Size(tensor.shape)
+    stride = tensor.stride()
+    return DTensor.from_local(
+        local, mesh, tensor.placements, run_check=False, shape=shape, stride=stride
+    )
+
 
 FORMAT = 2
 """2: the digests of all files are in a file of their own; 1: those of some were in config.json."""

@@ -22,7 +22,6 @@ from txl.cli.presets import PRESETS, Entry, words_of
 from txl.cli.settings_file import words_of_file
 from txl.config import NamesParts, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
-from txl.model.axes import readers
 from txl.plugins import PLUGIN_HELP, is_from_file
 from txl.registry import (
     ACTIVATIONS,
@@ -31,6 +30,7 @@ from txl.registry import (
     PARTS_OF_TRAINING,
     Registry,
     default_of,
+    readers,
     readers_in,
     settings_of,
 )

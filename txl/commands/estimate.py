@@ -13,10 +13,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from txl.attention_rules.paths import use_attention
+from txl.attention_rules import use_attention
 from txl.cli.flags import Typed, read_flags
-from txl.commands.settings import new_settings, with_batch_size
-from txl.commands.shape import AUTO, Shape
+from txl.commands.settings import AUTO, Shape, new_settings, with_batch_size
 from txl.commands.train import MOST_USED
 from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.bytes import ALL_BYTES

@@ -15,10 +15,10 @@ from txl.cli.flags import Typed, read_flags, refuse_idle_flags
 from txl.commands.reporting import folder_of, report_of, say_where
 from txl.config import build, require
 from txl.data_utils.corpus import DataConfig
+from txl.evaluation.config import ReportConfig
 from txl.evaluation.report import require_outputs
 from txl.language.model import LanguageModel
 from txl.language.sources import located
-from txl.report.config import ReportConfig
 from txl.report.page import write_page
 from txl.report.record import HTML, JSON, Report, read_report, write_report
 from txl.runtime.log import print_line

@@ -16,12 +16,10 @@ from txl.commands.scoring import PLAIN, Split, rows_of, streams_of, ways_of
 from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.tokenizer import UNK, Tokenizer
-from txl.evaluation.bootstrap import LEAST_BLOCKS, blocks_of, paired_bootstrap
-from txl.evaluation.config import EvalConfig
+from txl.evaluation.config import EvalConfig, ReportConfig
 from txl.evaluation.conventions import reading_of
-from txl.evaluation.gain import gains_of
-from txl.evaluation.measures.attention_by_distance import attention_by_distance
-from txl.evaluation.measures.attention_by_token import attention_by_token
+from txl.evaluation.gain import LEAST_BLOCKS, blocks_of, gains_of, paired_bootstrap
+from txl.evaluation.measures.attention import attention_by_distance, attention_by_token
 from txl.evaluation.reading import within
 from txl.evaluation.report import HEAD, print_remarks
 from txl.evaluation.rows import Row
@@ -29,7 +27,6 @@ from txl.language.model import LanguageModel
 from txl.memory import MEMORIES
 from txl.model.parts import attends_by_softmax
 from txl.model.transformer import TransformerXL
-from txl.report.config import ReportConfig
 from txl.report.page import write_page
 from txl.report.record import (
     FORMAT,
@@ -45,9 +42,11 @@ from txl.report.record import (
     Report,
     Said,
     Shown,
+    last_said,
+    short_word,
+    without_folders,
     write_report,
 )
-from txl.report.words import last_said, short_word, without_folders
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 from txl.training.metrics import records_of

@@ -1,27 +1,123 @@
-"""What a training is to be: flags over a checkpoint's settings over the defaults, resolved once."""
+"""What a training is to be: flags over a checkpoint's settings over the defaults, resolved once. The
+architecture of a new model is in the flags and follows from the text, its cutoffs from the
+frequencies of the words.
+"""
 
 import dataclasses
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
+
 from txl.checkpoint import Checkpoint
 from txl.cli.flags import Typed, refuse_idle_flags
-from txl.commands.shape import AUTO, Shape, shape_of
 from txl.config import Context, ModelConfig, UsageError, as_dict, build, fields_of, require
-from txl.data_utils.corpus import DataConfig
-from txl.data_utils.remote import remember_typed
+from txl.convert.kimiyoung_arguments import PUBLISHED, Published
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.transfer import remember_typed
 from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
-from txl.model.refusals import require_masks_documents, require_works
+from txl.memory import n_kept_at_most
+from txl.model.parts import require_masks_documents, require_works
 from txl.model.rule import MemoryRule
-from txl.registry import MEMORIES
+from txl.positions.base import TableSettings
+from txl.registry import MEMORIES, chosen_by, is_read
 from txl.runtime.distributed import Ranks
+from txl.runtime.log import print_line
 from txl.training.config import TrainConfig
 from txl.training.folder import open_run, saved_settings
 from txl.training.run import require_shares
 from txl.training.schedules import schedule_of
+
+AUTO = ("auto",)
+CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
+_AT_A_TIME = 1 << 24
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An architecture before its text is known.
+
+    Attributes:
+        model: all of it but words and clusters.
+        cutoffs: as asked for; None: nothing is.
+    """
+
+    model: ModelConfig
+    cutoffs: tuple[int, ...] | tuple[str, ...] | None
+
+    def of_text(self, corpus: Corpus, ranks: Ranks) -> ModelConfig:
+        """The model for a text. --cutoffs auto asks for the cheapest ones for its frequencies."""
+        n_token = len(corpus.vocab)
+        if self.cutoffs != AUTO:
+            return self.of_words(n_token, corpus.config.dataset)
+        ids = corpus.split("train")
+        plain = replace(self.model, n_token=n_token)
+        parts = (ids[i : i + _AT_A_TIME] for i in range(0, len(ids), _AT_A_TIME))
+        counts_V = sum(np.bincount(part.astype(np.int64), minlength=n_token) for part in parts)
+        assert isinstance(counts_V, np.ndarray)
+        found = best_cutoffs(counts_V, plain)
+        if ranks.is_main:
+            chosen = products_per_token(counts_V, found, plain)
+            whole = products_per_token(counts_V, (), plain)
+            print_line(
+                f"| --cutoffs auto: {' '.join(map(str, found)) or 'none'}: {chosen:,.0f} products"
+                f" per token in the softmax, {whole:,.0f} without cutoffs"
+            )
+        plain = replace(self.model, adaptive=bool(found))
+        return replace(self, model=plain, cutoffs=found).of_words(n_token, corpus.config.dataset)
+
+    def of_words(self, n_token: int, dataset: str) -> ModelConfig:
+        """The model of as many words, with what follows from the data set: cutoffs, tied
+        projections. Raises `UsageError` if there are too few words for clusters, or a cluster's
+        embeddings get no width.
+        """
+        published = PUBLISHED.get(dataset, Published(()))
+        cutoffs = self.cutoffs or ()
+        if self.model.adaptive and self.cutoffs is None:
+            cutoffs = published.cutoffs
+            if not cutoffs or cutoffs[-1] >= n_token:
+                cutoffs = tuple(int(share * n_token) for share in CUTOFF_SHARES)
+                few = (
+                    f"--adaptive: a vocabulary of {n_token} words is too small for clusters; drop"
+                    " the flag"
+                )
+                require(0 < cutoffs[0] < cutoffs[1] < cutoffs[2] < n_token, few)
+        tied = (False,) + (published.ties_projections,) * len(cutoffs)
+        config = replace(self.model, n_token=n_token, cutoffs=cutoffs, tie_projs=tied)
+        widths = " ".join(map(str, config.cluster_widths))
+        none = (
+            f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise"
+            " --d_embed"
+        )
+        require(0 not in config.cluster_widths, none)
+        return config
+
+
+def shape_of(typed: Typed, context: Context) -> Shape:
+    """What flags ask for; `context` says how many positions a learned table has.
+
+    Raises `UsageError`.
+    """
+    cutoffs = typed.get("cutoffs")
+    mixed = cutoffs is not None and cutoffs != AUTO and AUTO[0] in cutoffs
+    require(not mixed, f"--cutoffs {' '.join(map(str, cutoffs or ()))}: give ranks, or auto alone")
+    asked = {}
+    for name, value in typed.items():
+        if name != "cutoffs":
+            asked[name] = value
+    model = build(ModelConfig, asked)
+    n_position = context.tgt_len + context.ext_len + n_kept_at_most(model, context)
+    has_table = is_read("n_position", **chosen_by(model))
+    if has_table and model.settings(TableSettings).n_position is None:
+        model = replace(model, n_position=n_position)
+    return Shape(model, cutoffs)
+
 
 _LOG = logging.getLogger(__name__)
 ENDLESS = 2**53 - 1
@@ -228,3 +324,70 @@ def _initial_model(typed: Typed) -> LanguageModel | None:
                 " flag"
             )
     return found
+
+
+MOST_CUTOFFS = 3
+_N_CANDIDATE = 200
+_NARROWEST = 8
+"""The smallest width of a cluster's embedding; narrower ones tell too few words apart."""
+
+
+def products_per_token(counts_V: np.ndarray, cutoffs: Sequence[int], config: ModelConfig) -> float:
+    """Expected multiplications per token of the softmax, projections included, with these cutoffs.
+
+    Every token needs the head: the shortlist and an entry per tail cluster. A token of a tail
+    cluster needs that too.
+
+    Args:
+        counts_V: how often each word of the vocabulary occurs.
+    """
+    sum_V1 = np.append(0, np.cumsum(counts_V)) / max(1, int(counts_V.sum()))
+    costs = []
+    for i, (begin, end) in enumerate(pairwise((0, *cutoffs, len(counts_V)))):
+        costs.append(
+            _cost(config, i, np.array(end - begin + len(cutoffs) * (i == 0)))
+            * (1.0 if i == 0 else sum_V1[end] - sum_V1[begin])
+        )
+    return float(sum(costs))
+
+
+def best_cutoffs(counts_V: np.ndarray, config: ModelConfig) -> tuple[int, ...]:
+    """The cutoffs, at most three and none for small vocabularies, with the fewest products per
+    token.
+
+    Ranks are looked at on a grid that is finer at the frequent end.
+    """
+    n_token = len(counts_V)
+    grid = np.unique(np.geomspace(min(100, n_token), n_token, _N_CANDIDATE).round(-1).astype(int))
+    grid = grid[(grid > 0) & (grid < n_token)]
+    sum_G = np.append(np.append(0, np.cumsum(counts_V))[grid] / max(1, int(counts_V.sum())), 1.0)
+    rank_G = np.append(grid, n_token)
+    best = products_per_token(counts_V, (), config)
+    found = ()
+    for n_cutoff in range(1, MOST_CUTOFFS + 1):
+        if config.d_embed // config.div_val**n_cutoff < _NARROWEST:
+            break
+        # cost_G[g]: least cost of the clusters so far, the last of which ends at rank_G[g]
+        cost_G = _cost(config, 0, rank_G + n_cutoff)
+        paths = []
+        for i in range(1, n_cutoff + 1):
+            share_GG = sum_G[None] - sum_G[:, None]
+            step_GG = cost_G[:, None] + share_GG * _cost(config, i, rank_G[None] - rank_G[:, None])
+            step_GG[np.tril_indices(len(rank_G))] = np.inf
+            paths.append(step_GG.argmin(0))
+            cost_G = step_GG.min(0)
+        if cost_G[-1] < best:
+            g = len(rank_G) - 1
+            places = []
+            for path in reversed(paths):
+                places.append(g := int(path[g]))
+            best = float(cost_G[-1])
+            found = tuple(int(rank_G[g]) for g in reversed(places))
+    return found
+
+
+def _cost(config: ModelConfig, i: int, n_class: np.ndarray) -> np.ndarray:
+    """Products of one token in cluster i of `n_class` classes."""
+    width = config.d_embed // config.div_val**i
+    has_projection = config.div_val > 1 or config.d_embed != config.d_model
+    return width * n_class + (width * config.d_model if has_projection else 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from txl.attention_rules.paths import attention_path, use_attention
+from txl.attention_rules import attention_path, use_attention
 from txl.checkpoint import (
     Background,
     Checkpoint,
@@ -23,7 +23,7 @@ from txl.checkpoint import (
     load_weights,
 )
 from txl.cli.flags import read_flags
-from txl.commands.evaluations import evaluate_best, sample_text, validation_of
+from txl.commands.scoring import evaluate_best, sample_text, validation_of
 from txl.commands.settings import Settings, resolved
 from txl.config import Context, ModelConfig, as_dict, build, require
 from txl.data_utils.corpus import Corpus, DataConfig
@@ -36,10 +36,10 @@ from txl.language.sources import tokenizer_in
 from txl.memory import unbounded
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
-from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.clock import Clock
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line, transcript
+from txl.runtime.resources import keep_freed_memory
 from txl.training.budget import Budget
 from txl.training.config import TrainConfig
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes

@@ -20,18 +20,15 @@ from txl.commands.reporting import report_of
 from txl.commands.scoring import Split, Way, rows_of, streams_by_default
 from txl.commands.train import main as train
 from txl.config import Checked, Context, ModelConfig, build, option, require
+from txl.data_utils.any_files import Survey, survey
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.remote import names_in, remember_typed
-from txl.data_utils.survey import Survey, survey
-from txl.evaluation.bootstrap import Interval
-from txl.evaluation.config import EvalConfig
-from txl.evaluation.gain import change_in_words
+from txl.data_utils.transfer import names_in, remember_typed
+from txl.evaluation.config import EvalConfig, ReportConfig
+from txl.evaluation.gain import Interval, Verdict, change_in_words, judge, saved_between
 from txl.evaluation.report import HEAD, write_json
 from txl.evaluation.rows import Row
-from txl.evaluation.verdict import Verdict, judge, saved_between
 from txl.language.model import LanguageModel
 from txl.registry import MEMORIES
-from txl.report.config import ReportConfig
 from txl.report.page import write_page
 from txl.report.record import HTML, JSON, write_report
 from txl.runtime.clock import Clock
@@ -171,7 +168,7 @@ def require_memory(typed: Typed) -> None:
     """Raise `UsageError` if the model has no memory whose length can be chosen: a verdict compares
     lengths.
     """
-    memory = typed.get("memory", "fifo")
+    memory = typed.get("memory", ModelConfig.memory)
     allowed = MEMORIES[memory].traits.works_with.get("mem_len")
     advice = "leave it out, or train with train.py; --against compares with others"
     require(allowed != (0,), f"--memory {memory}: has no length that a verdict compares; {advice}")

@@ -1,7 +1,177 @@
-"""Checkpoints of other programs, in and out. One file a source."""
+"""Checkpoints of other programs, in and out. One file a source; here it is recognised whose a file
+or a folder is.
+"""
 
-from txl.convert.huggingface import from_huggingface
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from txl.config import Context, UsageError
+from txl.convert.huggingface import DATA, from_huggingface, read_huggingface, weights_in
 from txl.convert.kimiyoung import from_kimiyoung, to_kimiyoung
-from txl.convert.recognise import Converted, convert
+from txl.convert.nvidia import is_nvidia, read_nvidia
+from txl.convert.original import logged_dataset, read_original, words_of_pickle
+from txl.convert.pickles import read_pickle
+from txl.files import content_of
+from txl.model.transformer import TransformerXL
+from txl.runtime.records import read_json
 
 __all__ = ["Converted", "convert", "from_huggingface", "from_kimiyoung", "to_kimiyoung"]
+
+
+_VOCABULARIES = ("vocab.txt", "vocab.json", "vocab.bin", "vocab.pkl", "cache.pt", "tokenizer.json")
+WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+_TENSORFLOW = (".index", ".meta", ".ckpt", ".h5")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A checkpoint of another program, as ours.
+
+    Attributes:
+        kind: whose it was.
+        words: of its vocabulary, in the order of the ids; empty: none was found beside the weights.
+        tensors: the names of its tensors.
+        weights: the file that they are from.
+        vocabulary: the file that the words are from; None: inside the weights, or nowhere.
+        data: what an export by txl says of the text of the training, unchecked; None: nothing.
+        dataset: the data set that the log beside a checkpoint of the 2019 code names, unchecked.
+    """
+
+    kind: str
+    model: TransformerXL
+    context: Context
+    words: list[str]
+    tensors: tuple[str, ...]
+    weights: Path
+    vocabulary: Path | None = None
+    data: Any = None
+    dataset: str | None = None
+
+
+def convert(source: Path, vocabulary: Path | None = None) -> Converted:
+    """Read a checkpoint of the 2019 code (`model.pt` or the folder it is in), of NVIDIA's
+    (`checkpoint_*.pt`) or of Hugging Face's TransfoXL (its folder). The kind is recognised. No code
+    of the file runs.
+
+    Args:
+        vocabulary: its words: vocab.txt (one a line), vocab.json, or a pickled one (cache.pt,
+            vocab.bin, vocab.pkl); not given: the one inside or beside the weights.
+    Raises:
+        UsageError: if nothing is there, it is of no known kind or damaged, or weights and
+            configuration do not agree.
+    """
+    if source.suffix in _TENSORFLOW or (source / "checkpoint").is_file():
+        same = "transfo-xl/transfo-xl-wt103 of the Hugging Face hub has the same weights"
+        raise UsageError(
+            f"{source}: a TensorFlow checkpoint is not read; {same}, convert that folder"
+        )
+    words: list[str] = []
+    dataset = None
+    if (source / "config.json").is_file():
+        kind = "Hugging Face transfo-xl"
+        state, settings = read_huggingface(source)
+        model, context = from_huggingface(state, settings)
+        folder = source
+        path = weights_in(source)
+        data = settings.get(DATA)
+    else:
+        if source.is_file():
+            there = [source]
+        else:
+            there = [path for name in WEIGHTS if (path := source / name).is_file()]
+        if not there:
+            what = "neither a run's nor config.json, model.pt or checkpoint_*.pt"
+            raise UsageError(
+                f"{source}: holds no checkpoint, {what}; train first, or name another folder"
+            )
+        path = there[0]
+        folder = path.parent
+        content = read_pickle(path)
+        if is_nvidia(content):
+            kind = "NVIDIA DeepLearningExamples"
+            state, arguments, words = read_nvidia(content, path)
+        else:
+            kind = "kimiyoung/transformer-xl"
+            state, arguments = read_original(content, path)
+            dataset = logged_dataset(folder / "log.txt")
+        model, context = from_kimiyoung(state, arguments)
+        if isinstance(content, dict):
+            data = content.get(DATA)
+        else:
+            data = None
+    found = vocabulary or next(
+        (folder / name for name in _VOCABULARIES if (folder / name).is_file()), None
+    )
+    if words and vocabulary is None:
+        found = None
+    if found is not None:
+        words = with_added(read_words(found), folder)
+    return Converted(kind, model.eval(), context, words, tuple(state), path, found, data, dataset)
+
+
+def with_added(words: Sequence[str], folder: Path) -> list[str]:
+    """The words with those that Hugging Face's `add_tokens` put after them: in
+    tokenizer_config.json, or, by older versions, in added_tokens.json. Raises `UsageError` if one
+    of these is damaged.
+    """
+    by_id: dict[int, str] = {}
+    for name, entries in (("tokenizer_config.json", _in_config), ("added_tokens.json", _in_list)):
+        path = folder / name
+        if path.is_file():
+            try:
+                by_id |= entries(read_json(path))
+            except (OSError, ValueError, TypeError, KeyError, AttributeError):
+                raise UsageError(
+                    f"{path}: names added tokens and is damaged; use another copy"
+                ) from None
+    return [
+        *words,
+        *itertools.takewhile(bool, (by_id.get(i, "") for i in itertools.count(len(words)))),
+    ]
+
+
+def _in_config(content: Any) -> dict[int, str]:
+    added = {}
+    for i, token in content.get("added_tokens_decoder", {}).items():
+        added[int(i)] = str(token["content"])
+    return added
+
+
+def _in_list(content: Any) -> dict[int, str]:
+    return {int(i): str(word) for word, i in content.items()}
+
+
+def read_words(path: Path) -> list[str]:
+    """The words of a vocabulary file, in the order of the ids. Raises `UsageError` if it cannot be
+    read or holds no vocabulary.
+    """
+    if path.suffix not in (".txt", ".json"):
+        return words_of_pickle(path)
+    wrong = UsageError(
+        f"{path}: no vocabulary: give one word a line, or a JSON list or object of words and ids"
+    )
+    try:
+        if path.suffix == ".txt":
+            words = []
+            for line in content_of(path).decode().splitlines():
+                if line.strip():
+                    words.append(line.split()[0])
+            return words
+        content = read_json(path)
+    except (OSError, ValueError):
+        raise wrong from None
+    # a tokenizer.json of words
+    if isinstance(content, dict) and isinstance(model := content.get("model"), dict):
+        if model.get("type") == "WordLevel":
+            content = model.get("vocab")
+        else:
+            content = None
+    if isinstance(content, dict) and all(isinstance(i, int) for i in content.values()):
+        by_id = {i: word for word, i in content.items()}
+        content = [by_id.get(i) for i in range(len(content))]
+    if not isinstance(content, list) or not all(isinstance(word, str) for word in content):
+        raise wrong
+    return [str(word) for word in content]

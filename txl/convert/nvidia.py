@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from txl.config import UsageError, require
+from txl.convert.kimiyoung import unwrapped
 from txl.convert.kimiyoung_arguments import CONSTRUCTOR
-from txl.convert.kimiyoung_names import unwrapped
 
 _RENAMED = (
     (r"crit\.out_layers_weights\.(\d+)", r"crit.out_layers.\1.weight"),

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from txl.config import UsageError, require
-from txl.convert.kimiyoung_names import RATES
+from txl.convert.kimiyoung import RATES
 from txl.convert.pickles import Inert, PickledTensor, read_pickle
 from txl.files import regular
 from txl.runtime.records import require_fields

@@ -12,7 +12,7 @@ import dataclasses
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, require
-from txl.convert.kimiyoung_names import ATTN_TYPES
+from txl.convert.kimiyoung import ATTN_TYPES
 from txl.evaluation.reading import Predictor, Reading, warmup_segments, within
 from txl.inference.cuda_graph import frozen
 from txl.inference.frozen import AnyMemory, Frozen

@@ -1,20 +1,152 @@
-"""What memory is worth on a text: in all, and by seeing further.
+"""What memory is worth on a text: in all, and by seeing further; whether it helps, as far as one
+short training can tell.
 
 The first tokens of a segment see almost nothing without a memory, in any text. So a memory in place
 of none mends the borders of segments, besides showing text from further back. Read with borders
 aside, each token stands late in its segment with every memory, and what a memory still saves is had
 by seeing further.
+
+Intervals are of differences between two readings of one text, by a paired bootstrap over its
+documents or stretches.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from txl.config import Context
-from txl.evaluation.bootstrap import LEAST_BLOCKS, Interval, blocks_of, paired_bootstrap
 from txl.evaluation.rows import Row
+
+N_DRAW = 4000
+LEAST_BLOCKS = 20
+"""Blocks of a text below which nothing is said of it: their spread is not known well enough."""
+MOST_BLOCKS = 1000
+"""Of more, neighbours are drawn together, which changes intervals little and bounds the time and
+memory of a draw.
+"""
+LARGEST_SHARE = 1 / 8
+"""Of a text in one document, above which documents are not drawn: few of them decide the figure."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % interval.
+
+    Attributes:
+        mean, low, high: per unit.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def is_shown(self) -> bool:
+        """False where the interval holds 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def is_printed(self) -> bool:
+        """Of a share: False also where its mean rounds to 0.0 %."""
+        return self.is_shown and round(self.mean, 3) != 0
+
+    def as_share(self) -> "Interval":
+        """Of nats that are saved per unit: by what share the perplexity of a unit is lower.
+
+        Negative: it is higher.
+        """
+        return Interval(-math.expm1(-self.mean), -math.expm1(-self.low), -math.expm1(-self.high))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Parts of a text that are drawn as a whole: tokens of one part are alike.
+
+    Attributes:
+        block_N: the number of each token's block, from 0.
+        n_block: their number.
+        what: in words, such as "30 documents".
+    """
+
+    block_N: np.ndarray
+    n_block: int
+    what: str
+
+    @property
+    def are_enough(self) -> bool:
+        return self.n_block >= LEAST_BLOCKS
+
+
+def blocks_of(
+    n_token: int, longest: int, *, starts: Sequence[int] | np.ndarray | None, are_read_alone: bool
+) -> Blocks:
+    """The documents of a text, where there are enough of them, none is large, and none is much
+    shorter than what a memory sees of the text; else stretches of twice the longest memory.
+
+    Args:
+        longest: tokens of the longest memory that is compared.
+        starts: where documents begin; text before the first is one too. None: there are none.
+        are_read_alone: each document is read with an empty memory, so that its length does not
+            matter.
+    """
+    if starts is not None:
+        begins = np.union1d(np.asarray(starts, dtype=np.int64), [0])
+        sizes = np.diff(begins, append=n_token)
+        are_long = are_read_alone or n_token / len(begins) >= 2 * longest
+        if len(begins) >= LEAST_BLOCKS and sizes.max() <= LARGEST_SHARE * n_token and are_long:
+            together = -(-len(begins) // MOST_BLOCKS)
+            block_N = np.repeat(np.arange(len(begins)) // together, sizes)
+            if together > 1:
+                at_a_time = f", {together:,} at a time"
+            else:
+                at_a_time = ""
+            return Blocks(
+                block_N, -(-len(begins) // together), f"{len(begins):,} documents{at_a_time}"
+            )
+    length = max(200, 2 * longest, -(-n_token // MOST_BLOCKS))
+    n_block = max(1, n_token // length)  # the rest belongs to the last
+    block_N = np.minimum(np.arange(n_token) // length, n_block - 1)
+    return Blocks(
+        block_N, n_block, f"{n_block:,} stretch{'es' if n_block > 1 else ''} of {length:,} tokens"
+    )
+
+
+def paired_bootstrap(
+    saved_N: np.ndarray,
+    blocks: Blocks,
+    *,
+    size_N: np.ndarray | None = None,
+    n_draw: int = N_DRAW,
+    seed: int = 0,
+) -> Interval:
+    """The mean of what is saved per unit, and its 95 % interval: the percentiles of the means of as
+    many blocks, drawn with replacement. The same blocks are drawn for every measure of one text, so
+    that they can be compared.
+
+    Args:
+        saved_N: nats of each token in one reading, less those in the other; NaN of those that were
+            not scored.
+        size_N: units that each token stands for, such as words; None: each token is one.
+    """
+    scored_N = ~np.isnan(saved_N)
+    if size_N is None:
+        size_N = np.ones(len(saved_N))
+    block_S = blocks.block_N[scored_N]
+    saved_K = np.bincount(block_S, weights=saved_N[scored_N], minlength=blocks.n_block)
+    size_K = np.bincount(block_S, weights=size_N[scored_N], minlength=blocks.n_block)
+    equal_K = np.full(blocks.n_block, 1 / blocks.n_block)
+    drawn_RK = (
+        np.random.default_rng(seed)
+        .multinomial(blocks.n_block, equal_K, size=n_draw)
+        .astype(np.float64)
+    )
+    mean_R = (drawn_RK @ saved_K) / np.maximum(drawn_RK @ size_K, np.finfo(np.float64).tiny)
+    low, high = np.quantile(mean_R, [0.025, 0.975])
+    return Interval(float(saved_K.sum() / size_K.sum()), float(low), float(high))
+
 
 MOST_TOKENS_PER_WORD = 3
 """Above, as with characters and where words have no spaces between them, figures are per token."""
@@ -168,3 +300,144 @@ def gains_of(
 def _nats(row: Row) -> np.ndarray:
     assert row.tokens is not None
     return row.tokens.nats_N.astype(np.float64)
+
+
+Word = Literal["helps", "not shown", "too early to tell", "too short to tell"]
+SMALLEST_GAIN = 0.005
+"""Nats a token by seeing further, below which a gain is none: seeds of a short training differ by
+nearly as much.
+"""
+LEAST_TOKENS = 30_000
+"""Of a training text: a shorter one is learnt by heart in seconds, and then a memory is worse than
+none.
+"""
+LEAST_LEARNT = 1.0
+"""Nats a token below those of a model that knows only how frequent each token is."""
+_SAID = {
+    "helps": "memory helps",
+    "not shown": "not shown that memory helps",
+    "too early to tell": "too early to tell (the model has learnt little; give it more --minutes)",
+    "too short to tell": "too short to tell (give more text)",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a memory is worth to one model on one text.
+
+    Attributes:
+        word: whether it helps by seeing further.
+        gain: of the memory of the training in place of none.
+        beyond: of a memory that is longer than that; None: none was read.
+        further: nats a token saved by seeing further, with its interval.
+        learnt: nats a token that the model is below one that knows only how frequent each token is.
+    """
+
+    word: Word
+    gain: Gain
+    beyond: Gain | None
+    further: Interval
+    learnt: float
+
+    def sentence(self) -> str:
+        """The verdict and its figures in one sentence."""
+        if self.gain.in_all is None:
+            return f"{_SAID[self.word]}: {self.gain.blocks}"
+        return f"{_SAID[self.word]}: {self.gain.claim()}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        own = {"word": self.word, "sentence": self.sentence(), "learnt_nats": self.learnt}
+        if self.beyond is None:
+            beyond = None
+        else:
+            beyond = self.beyond.as_dict()
+        return {
+            **own,
+            "further_nats": asdict(self.further),
+            "gain": self.gain.as_dict(),
+            "beyond": beyond,
+        }
+
+
+def judge(
+    rows: Sequence[Row],
+    sizes: Mapping[str, np.ndarray],
+    *,
+    starts: np.ndarray | None,
+    trained: Context,
+    reset: str,
+    train_ids: np.ndarray,
+) -> Verdict:
+    """What the memory of the training is worth, and one beyond it.
+
+    Args:
+        rows: of one split, with their `tokens`; read both ways without a memory, with that of the
+            training, and with a longer one, if any.
+        sizes, starts, trained, reset: as in `gains_of`.
+        train_ids: the training text.
+    """
+    given: dict[str, Any] = {"starts": starts, "trained": trained, "reset": reset}
+    read = {(row.borders, row.context.mem_len): row for row in rows}
+    both = sorted(mem_len for borders, mem_len in read if borders == "aside")
+    longer = [mem_len for mem_len in both if mem_len > trained.mem_len]
+
+    def gain(shorter: int, longer: int) -> Gain:
+        compared = []
+        for borders in ("cut", "aside"):
+            for mem_len in (shorter, longer):
+                compared.append(read[borders, mem_len])
+        (found,) = gains_of(compared, sizes, **given)
+        return found
+
+    with_memory = read["aside", trained.mem_len]
+    further = saved_between(
+        read["aside", 0], with_memory, trained.mem_len, starts=starts, reset=reset
+    )
+    learnt = _nats_by_frequency(train_ids, _tokens(with_memory)) - with_memory.score.nats_per_token
+    of_training = gain(0, trained.mem_len)
+    beyond = None
+    if longer:
+        beyond = gain(trained.mem_len, longer[-1])
+    is_short = len(train_ids) < LEAST_TOKENS or of_training.in_all is None
+    word = _word(further, learnt, is_short=is_short)
+    return Verdict(word, of_training, beyond, further, learnt)
+
+
+def saved_between(
+    one: Row, other: Row, mem_len: int, *, starts: np.ndarray | None, reset: str = "never"
+) -> Interval:
+    """Nats a token that the second reading of a split saves over the first, which may be of another
+    model.
+
+    Args:
+        mem_len: tokens of the longest memory of the two.
+        starts, reset: as in `gains_of`.
+    """
+    saved_N = _nats(one) - _nats(other)
+    blocks = blocks_of(len(saved_N), mem_len, starts=starts, are_read_alone=reset == "document")
+    return paired_bootstrap(saved_N, blocks)
+
+
+def _word(further: Interval, learnt: float, *, is_short: bool) -> Word:
+    if is_short:
+        return "too short to tell"
+    if further.low > 0 and further.mean > SMALLEST_GAIN:
+        return "helps"
+    if learnt < LEAST_LEARNT:
+        return "too early to tell"
+    return "not shown"
+
+
+def _nats_by_frequency(train_ids: np.ndarray, ids_N: np.ndarray) -> float:
+    """Nats a token of a model that predicts each token as often as it stands in
+    the training text.
+    """
+    n_token = 1 + max(int(train_ids.max()), int(ids_N.max()))
+    count_V = np.bincount(train_ids.astype(np.int64), minlength=n_token) + 0.5
+    return math.log(count_V.sum()) - float(np.log(count_V[ids_N[1:]]).mean())
+
+
+def _tokens(row: Row) -> np.ndarray:
+    assert row.tokens is not None
+    return row.tokens.ids_N

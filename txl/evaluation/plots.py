@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from txl.evaluation.config import EvalConfig, ReclConfig
-from txl.evaluation.measures.bins import centre, spans
+from txl.evaluation.measures.loss_by_position import centre, spans
 from txl.evaluation.measures.recl import THRESHOLD, Recl
 from txl.evaluation.rows import Row
 from txl.files import require_writable, written_whole

@@ -12,9 +12,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from txl.config import Context
-from txl.evaluation.measures.attention_by_distance import AttentionByDistance, attention_by_distance
+from txl.evaluation.measures.attention import AttentionByDistance, attention_by_distance
 from txl.evaluation.measures.loss_by_position import BinnedLoss, LossByPosition
-from txl.evaluation.measures.peak_memory import PeakMemory
 from txl.evaluation.measures.token_losses import TokenLosses, TokenLossWatch
 from txl.evaluation.reading import Reading, ScoredRows, Segments
 from txl.evaluation.score import Score, evaluate, require_finite, score_text
@@ -22,6 +21,7 @@ from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import progress, ticking
+from txl.runtime.resources import PeakMemory
 
 
 @dataclass(frozen=True)

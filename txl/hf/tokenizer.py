@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizer  # pyright: ignore[reportMissingImports]
 
 from txl.config import UsageError, require
-from txl.convert.recognise import read_words
+from txl.convert import read_words
 from txl.data_utils.tokenizer import EOS, UNK
 from txl.data_utils.wikitext import tokenise
 from txl.data_utils.words import Vocab

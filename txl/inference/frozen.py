@@ -1,19 +1,22 @@
-"""A model that reads with weights that do not change, as in evaluation and generation."""
+"""A model that reads with weights that do not change, as in evaluation and generation; also with its
+weights in 16 bits: half the memory, and half of what a product of few rows reads.
+"""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from txl.config import Context
 from txl.inference import one_token
-from txl.inference.forms import form_of
-from txl.inference.key_values import KeyValueMemory
-from txl.model.documents import without_ended
+from txl.inference.key_values import KeyValueMemory, form_of
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.span import Span
-from txl.model.streams import Memory
+from txl.model.streams import Memory, without_ended
 from txl.model.transformer import Body, TransformerXL
+from txl.ops.linear import Linear
+from txl.ops.packed import CAN_PACK, PackedLinear
 
 AnyMemory = Memory | KeyValueMemory
 
@@ -181,3 +184,50 @@ class Frozen:
         hidden_BTD, after = self(input_BT, memory, context)
         hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
         return self.model.softmax.nll(hidden_BTD, target_BT), hidden_BTD, after
+
+
+def cast_weights(model: TransformerXL, dtype: torch.dtype) -> None:
+    """Keep what products and lookups of words read in `dtype`, in place; LayerNorm and position
+    encodings, whose products are few, stay as they are. float32 changes nothing.
+
+    The model is for use under `autocast(device, dtype)`, where it gives what it gives with rounded
+    weights in float32: sums, LayerNorm, softmax and losses are in float32. It takes no gradients.
+    """
+    if dtype == torch.float32:
+        return
+    model.requires_grad_(False)
+    of_positions = set()
+    for layer in model.layers:
+        for part in layer.attn.pos.modules():
+            of_positions.add(part)
+    for module in set(model.modules()) - of_positions:
+        if isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax | nn.Linear):
+            for parameter in module.parameters():
+                parameter.data = parameter.data.to(dtype)
+
+
+def pack_weights(model: TransformerXL) -> None:
+    """On a CPU with instructions for bfloat16, put `PackedLinear` in place of linear layers whose
+    weights are in it.
+    """
+    if (
+        not CAN_PACK
+        or model.device.type != "cpu"
+        or model.softmax.tables[0].dtype != torch.bfloat16
+    ):
+        return
+    pack_layers(model)
+
+
+def pack_layers(model: TransformerXL) -> None:
+    """Put `PackedLinear` in place of the model's linear layers; their weights must not change any
+    more.
+    """
+    packed_of: dict[nn.Module, PackedLinear] = {}  # a layer may have two names
+    for module in [*model.modules()]:
+        for name, layer in module._modules.items():
+            if not isinstance(layer, Linear):
+                continue
+            if layer not in packed_of:
+                packed_of[layer] = PackedLinear(layer.weight, layer.bias)
+            setattr(module, name, packed_of[layer])

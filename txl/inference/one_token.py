@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context
-from txl.inference.forms import KeyValues
 from txl.inference.key_value import KeyValue
-from txl.inference.key_values import KeyValueMemory
+from txl.inference.key_values import KeyValueMemory, KeyValues
 from txl.model.attention import Attention, RelativeSoftmax
 from txl.model.layer import Layer
 from txl.ops.linear import Linear, product_with

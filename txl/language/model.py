@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.attention_rules.paths import use_attention
-from txl.checkpoint.config import ModelUse
+from txl.attention_rules import use_attention
+from txl.checkpoint import ModelUse
 from txl.config import Context, Dtype, ModelConfig, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import is_tokenised
@@ -27,10 +27,9 @@ from txl.data_utils.tokenizer import Tokenizer
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
-from txl.inference.half import pack_weights
+from txl.inference.frozen import pack_weights
 from txl.inference.reader import Reader, context_of_text
-from txl.language.origin import Origin
-from txl.language.sources import located, read_source
+from txl.language.sources import Origin, located, read_source
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
 from txl.memory import require_works
@@ -218,10 +217,12 @@ class LanguageModel:
 
         Args:
             notes: for the card: `licence`, `about`, `evaluations` and `samples` of
-                `txl.language.model_card.Notes`.
+                `txl.language.export.Notes`.
         """
-        from txl.language.export import write_folder  # few programs write
-        from txl.language.model_card import Notes
+        from txl.language.export import (
+            Notes,
+            write_folder,  # few programs write
+        )
 
         name = str(self.dtype).removeprefix("torch.")
         require(
@@ -254,7 +255,7 @@ class LanguageModel:
             raw: tokens with spaces between them instead of natural spelling.
             num_beams: above 1: the most likely text that beam search finds, in one piece, instead
                 of a sample.
-            length_penalty: see `txl.generation.beams.beam_search`.
+            length_penalty: see `txl.generation.sampling.beam_search`.
             temperature, top_k, top_p, min_p, typical_p, repetition_penalty: see
             `txl.generation.rule.Rule`.
         Raises:

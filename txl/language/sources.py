@@ -1,11 +1,14 @@
 """Where trained models are read from: runs of txl, checkpoints of other programs, the Hugging Face
-hub.
+hub; and what is read.
 """
 
 import errno
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,13 +18,50 @@ from txl.checkpoint import (
     damaged,
     is_checkpoint,
     load_model,
+    model_with,
     open_checkpoint,
 )
-from txl.config import UsageError, require
-from txl.data_utils.datasets import DataConfig, tokenizer_of
+from txl.config import Context, UsageError, require
+from txl.convert import Converted, convert
+from txl.convert.kimiyoung import rates_of
+from txl.data_utils.datasets import DATA_SETS, DataConfig, kind_of_tokenizer, tokenizer_of
 from txl.data_utils.tokenizer import EOS, Tokenizer
-from txl.language.origin import Contents, Origin
-from txl.runtime.records import read_json
+from txl.data_utils.words import Vocab
+from txl.files import sha256
+from txl.model.transformer import TransformerXL
+from txl.runtime.records import read_json, require_fields
+
+
+class Origin(NamedTuple):
+    """Where a model was read from.
+
+    Attributes:
+        kind: whose it was.
+        path: the checkpoint.
+        run: the run folder, or a checkpoint of it, that was asked for; None: it is another
+            program's.
+        tensors: the names of the tensors that were read.
+        dtype: of the weights in the file, if it is another program's.
+        fingerprint: gives the hex digest of the weights.
+    """
+
+    kind: str
+    path: Path
+    run: Path | None
+    tensors: tuple[str, ...]
+    dtype: torch.dtype
+    fingerprint: Callable[[], str]
+
+
+class Contents(NamedTuple):
+    """What a source holds, the first fields of `LanguageModel`, which says what they are."""
+
+    model: TransformerXL
+    context: Context
+    tokenizer: Tokenizer
+    record: dict[str, Any]
+    origin: Origin
+
 
 _THEIRS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "pytorch_model.bin")
 _PARTS = (".json", ".jsonl", ".md", ".safetensors", ".txt")
@@ -136,8 +176,6 @@ def _read(path: Path, vocabulary: Path | None, dataset: str | None, dtype: torch
             "txl", checkpoint.folder, path, names, torch.float32, checkpoint.fingerprint
         )
         return Contents(model, checkpoint.context, tokenizer, checkpoint.record, origin)
-    # most sources are runs, and a start takes no longer for others
-    from txl.language.others import read_converted
 
     return read_converted(path, vocabulary, dataset, dtype)
 
@@ -159,3 +197,101 @@ def tokenizer_in(checkpoint: Checkpoint) -> Tokenizer:
     if len(tokenizer) != n_token or not tokenizer.has_eos:
         raise damaged(path, f"not the {n_token} words of the model, {EOS} among them")
     return tokenizer
+
+
+_FILES = "vocab.txt, vocab.json, vocab.bin or cache.pt"
+
+
+def read_converted(
+    path: Path, vocabulary: Path | None, dataset: str | None, wanted: torch.dtype = torch.float32
+) -> Contents:
+    """As `read_source`, of what is no run of txl; `wanted` is its `dtype`."""
+    there = ", ".join(DATA_SETS)
+    require(
+        dataset is None or dataset in DATA_SETS,
+        f"--dataset {dataset}: no such kind of text; there are {there}",
+    )
+    found = convert(path, vocabulary)
+    data = _data_of(found, path)
+    if dataset is None and not data and found.dataset in DATA_SETS:
+        dataset = found.dataset  # as its log says
+    tokenizer = _checked_tokenizer(found, path, data.get("dataset"), dataset)
+    if dataset is not None and not data:
+        data = {**DATA_SETS[dataset].as_in_2019, "dataset": dataset}
+    model = found.model
+    dtype = next(found.model.parameters()).dtype
+    # as the checkpoint of a run with these weights is read
+    if not dtype == wanted == torch.float32:
+        model = model_with(
+            dict(model.state_dict()), model.config, **rates_of(model), dtype=wanted
+        ).eval()
+    record = {"converted_from": {"kind": found.kind, "source": path.name}, "data": data}
+    origin = Origin(found.kind, path, None, found.tensors, dtype, partial(sha256, found.weights))
+    return Contents(model, found.context, tokenizer, record, origin)
+
+
+def _data_of(converted: Converted, source: Path) -> dict[str, Any]:
+    """What an export by txl says of the text of the training; nothing of other checkpoints. Raises
+    `UsageError` if it is damaged.
+    """
+    if converted.data is None:
+        return {}
+    try:
+        data: dict[str, Any] = require_fields(converted.data, DataConfig)
+        DataConfig(**data)
+    except ValueError as error:
+        raise UsageError(
+            f"{source}: what it says of its text is damaged ({error}); use another copy"
+        ) from None
+    return data
+
+
+def _checked_tokenizer(
+    converted: Converted, source: Path, own: str | None, dataset: str | None
+) -> Tokenizer:
+    """The tokenizer of another program's model. Raises `UsageError` if there is none, or it has not
+    as many words as the model, or none ends a line.
+
+    Args:
+        own: the data set that the checkpoint names.
+        dataset: the one that the user names, which counts where the checkpoint names none.
+    """
+    n_token = converted.model.config.n_token
+    do = f"put {_FILES} beside it, or name the file with --vocabulary (txl convert: --vocab)"
+    require(bool(converted.words), f"{source}: holds no vocabulary; {do}")
+    try:
+        tokenizer = _tokenizer(converted, own, dataset or DataConfig.dataset)
+    except (OSError, ValueError) as error:
+        if own or dataset:
+            kind = f" of --dataset {own or dataset}"
+        else:
+            kind = ""
+        if dataset and not own:
+            do = f"give the --dataset of its training, or {do}"
+        raise UsageError(f"{source}: its words are no vocabulary{kind} ({error}); {do}") from None
+    n_word = len(tokenizer)
+    require(
+        n_word == n_token,
+        f"{source}: its vocabulary has {n_word} words, the model has {n_token}; {do}",
+    )
+    has_none = f"its vocabulary has no {EOS}; models of enwik8, text8 and lm1b need that --dataset"
+    require(tokenizer.has_eos, f"{source}: {has_none}")
+    return tokenizer
+
+
+def _tokenizer(converted: Converted, own: str | None, dataset: str) -> Tokenizer:
+    """As `_checked_tokenizer`.
+
+    Raises `OSError` or `ValueError` if the files hold no such vocabulary.
+    """
+    path = converted.vocabulary
+    kind = kind_of_tokenizer(own or dataset)
+    if own and path and path.suffix == ".txt":  # as txl writes it
+        files = {"vocab.txt": path}
+        return tokenizer_of(
+            own, lambda name: files.get(name, path.with_name(name)).read_bytes().decode()
+        )
+    if not kind.takes_words:
+        require(not own, f"{own} comes back from the files of the export only")
+        kind = Vocab
+    return kind(converted.words)  # type: ignore[call-arg]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from txl.config import Context
 from txl.data_utils.free_text import decoder
 from txl.data_utils.tokenizer import UNK, Tokenizer
-from txl.generation.beams import beam_search
 from txl.generation.ending import Ending, GrowingText
 from txl.generation.rule import Rule
-from txl.generation.sampling import Rows, side_by_side
+from txl.generation.sampling import Rows, beam_search, side_by_side
 from txl.inference.reader import context_of_text
 from txl.model.transformer import TransformerXL
 
@@ -25,7 +24,7 @@ class TextGenerator:
         seed: of the first prompt; the next has the next seed. None: PyTorch's global generator.
         allow_unknown: `<unk>` may be sampled.
         no_repeat_ngram_size: so many tokens in a row occur only once; see
-            `txl.generation.ngrams.NGrams`.
+            `txl.generation.rule.NGrams`.
         num_beams, length_penalty: above one beam, the most likely text that `beam_search` finds
         instead of a sample.
     """

@@ -9,8 +9,8 @@ from txl.checkpoint import damaged
 from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.files import home_of
-from txl.data_utils.remote import is_remote, names_in, remember_typed, require_typed
 from txl.data_utils.tokenizer import Tokenizer
+from txl.data_utils.transfer import is_remote, names_in, remember_typed, require_typed
 from txl.runtime.records import require_fields
 
 HELD_OUT_BEFORE = "document"

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig
 from txl.model.memory import State
-from txl.model.parts import build_memory_rule
-from txl.model.refusals import require_works
+from txl.model.parts import build_memory_rule, require_works
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
 from txl.model.streams import Memory

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from txl.config import KEEP_MIB, ModelConfig
 from txl.model.span import Span
 from txl.ops.dropout import Dropout
-from txl.ops.heads import with_memory
 from txl.ops.linear import Linear
 from txl.ops.numbers import as_multiplied
-from txl.ops.rel_attention import rel_attention
+from txl.ops.rel_attention import rel_attention, with_memory
 
 Then = Callable[[Tensor, Tensor], Tensor]
 """Changes the result of attention, given the queries before positions, (B, N, T, H) each."""

@@ -8,12 +8,10 @@ from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, require
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from txl.model.documents import without_ended
 from txl.model.memory import Reading
-from txl.model.parts import build_layers, run_of
-from txl.model.refusals import require_context
+from txl.model.parts import build_layers, require_context, run_of
 from txl.model.span import Span
-from txl.model.streams import Memory
+from txl.model.streams import Memory, without_ended
 from txl.ops.dropout import Dropout
 
 

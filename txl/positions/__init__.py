@@ -1,7 +1,6 @@
 """Position encodings, a file each."""
 
-from txl.model.parts import build_position_encodings
-from txl.model.refusals import require_serves
+from txl.model.parts import build_position_encodings, require_serves
 from txl.positions.base import PositionEncoding
 from txl.registry import POSITIONS
 

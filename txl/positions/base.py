@@ -12,8 +12,8 @@ from txl.model.attention import Attention, Then
 from txl.model.layer import Layer
 from txl.model.span import Span
 from txl.ops.dropout import Dropout
-from txl.ops.heads import with_memory
 from txl.ops.numbers import as_multiplied
+from txl.ops.rel_attention import with_memory
 from txl.registry import reads
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig, UsageError
 from txl.model.span import Span
-from txl.ops.sinusoid import sinusoid
+from txl.ops.numbers import sinusoid
 from txl.positions.base import PositionEncoding, add_positions
 
 TIME_PER_TOKEN = 0.1

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.ops.sinusoid import sinusoid
+from txl.ops.numbers import sinusoid
 from txl.positions.base import PositionEncoding, RelativeTerms
 
 

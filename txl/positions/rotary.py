@@ -5,8 +5,7 @@ from torch import Tensor
 
 from txl.config import ModelConfig, require
 from txl.model.span import Span
-from txl.ops.numbers import at_least_float32
-from txl.ops.sinusoid import sinusoid
+from txl.ops.numbers import at_least_float32, sinusoid
 from txl.positions.base import PositionEncoding
 
 

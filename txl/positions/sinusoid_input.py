@@ -4,7 +4,7 @@ from torch import Tensor
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.ops.sinusoid import sinusoid
+from txl.ops.numbers import sinusoid
 from txl.positions.base import CountingSettings, PositionEncoding, add_positions
 
 

@@ -1,6 +1,10 @@
-"""Free and used memory of the machine."""
+"""Memory: free and used, that of a computation at its peak, and settings of the C library's
+allocator.
+"""
 
+import ctypes
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -65,3 +69,88 @@ def _number(pattern: str, path: Path) -> int | None:
     if found:
         return int(found[1])
     return None
+
+
+# of mallopt(3), malloc.h
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
+
+
+def keep_freed_memory() -> None:
+    """Keep the memory of freed tensors for later ones instead of returning it to the system.
+
+    By default glibc maps each block of more than 32 MiB separately, so that every use causes page
+    faults; a training step with a large vocabulary allocates gigabytes. The process never shrinks.
+    Without glibc nothing changes.
+    """
+    _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 * 2**20})
+
+
+def return_freed_memory() -> None:
+    """Return the memory of freed tensors to the system at once; undoes `keep_freed_memory`.
+
+    Weights that are gathered for one layer at a time would otherwise leave holes that nothing else
+    fits into. Without glibc nothing changes.
+    """
+    _set(
+        {_M_MMAP_MAX: 2**16, _M_MMAP_THRESHOLD: 2**16, _M_TRIM_THRESHOLD: 2**17, _M_TOP_PAD: 2**17}
+    )
+
+
+def trim_freed_memory() -> None:
+    """Return what is freed by now to the system, this once. Without glibc nothing changes."""
+    _call("malloc_trim", 0)
+
+
+def _set(options: dict[int, int]) -> None:
+    for option, value in options.items():
+        _call("mallopt", option, value)
+
+
+def _call(name: str, *values: int) -> None:
+    if sys.platform.startswith("linux"):
+        function = getattr(ctypes.CDLL(None), name, None)
+    else:
+        function = None
+    if function is not None:
+        function(*values)
+
+
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+class PeakMemory:
+    """The peak memory of this process from now on, weights included.
+
+    On a GPU: bytes of tensors. Otherwise the resident set, whose peak Linux can reset (proc(5),
+    clear_refs); freed memory is first returned to the system. If the peak cannot be reset there is
+    no figure, as the process's overall peak does not describe one row.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            trim_freed_memory()
+        self._measures = device.type == "cuda" or _forget_peak()
+
+    def bytes(self) -> int | None:
+        """Bytes, or None if they cannot be measured."""
+        if not self._measures:
+            return None
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return resident_bytes(peak=True)
+
+
+def _forget_peak() -> bool:
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    # some containers accept the write and ignore it: then the peak stays above the current size
+    peak = resident_bytes(peak=True)
+    return 0 < peak < resident_bytes() + 2**24

@@ -1,15 +1,18 @@
-"""Reversible layers: the backward pass recomputes inputs from outputs, so no activations are
-stored.
+"""Layers that keep fewer activations. Reversible: the backward pass recomputes inputs from outputs. In
+chunks: the inner states of a feed-forward network are in memory for a part of the tokens only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
+from txl.model.feed_forward import FeedForward
 from txl.model.memory import Reading, State
 from txl.model.span import Span
 
@@ -217,3 +220,25 @@ class _RandomAndAutocastState:
             if self.cuda is not None:
                 torch.cuda.set_rng_state(self.cuda, self.device)
             yield
+
+
+def compute_in_chunks(ff: FeedForward, n_token: int) -> None:
+    """Compute so many tokens of a segment at a time, 0 for all (Kitaev et al. 2020, sec. 3). The
+    backward pass recomputes each chunk.
+    """
+    if n_token == 0:
+        vars(ff).pop("forward", None)
+    else:
+        ff.forward = partial(_in_chunks, ff, n_token)
+
+
+def _in_chunks(ff: FeedForward, n_token: int, input: Tensor) -> Tensor:
+    if input.shape[1] <= n_token:
+        return FeedForward.forward(ff, input)
+    return torch.cat([_one(ff, part_BCD) for part_BCD in input.split(n_token, dim=1)], dim=1)
+
+
+def _one(ff: FeedForward, part_BCD: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return FeedForward.forward(ff, part_BCD)
+    return checkpoint(FeedForward.forward, ff, part_BCD, use_reentrant=False)

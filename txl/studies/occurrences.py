@@ -17,12 +17,18 @@ from txl.cli.run import run
 from txl.config import Checked, UsageError, build, option, require
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.datasets import DataConfig
-from txl.evaluation.measures.last_occurrence import PLACES, by_occurrence, frequency_edges, places
-from txl.evaluation.measures.token_losses import TokenLosses, read_losses
+from txl.evaluation.measures.token_losses import (
+    PLACES,
+    TokenLosses,
+    by_occurrence,
+    frequency_edges,
+    places,
+    read_losses,
+)
 from txl.evaluation.report import write_text
 from txl.runtime.log import print_line
 from txl.studies import tables
-from txl.studies.columns import column_names
+from txl.studies.checks import column_names
 from txl.studies.plan import Study, Task, read_study, slug, tasks, words
 from txl.studies.runner import TRAINING, finished
 from txl.studies.statistics import half_width, mean_and_spread

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from txl.config import require
-from txl.report.config import MOST_RUNS
+from txl.evaluation.config import MOST_RUNS
 from txl.report.record import HTML
 from txl.runtime.log import print_line
 from txl.studies.plan import Study, Task, tasks

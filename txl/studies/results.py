@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.runtime.records import read_json_lines
-from txl.studies.columns import column_names
+from txl.studies.checks import column_names
 from txl.studies.contrasts import Noted
 from txl.studies.plan import Contrast, Study, Task, tasks
 from txl.studies.runner import as_trained, finished, losses_tried, unevaluated

@@ -15,7 +15,7 @@ from txl.studies.results import (
     tokens_until,
     validated_alike,
 )
-from txl.studies.search import best_value
+from txl.studies.runner import best_value
 from txl.studies.statistics import Comparison, mean_and_spread
 
 

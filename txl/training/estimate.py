@@ -25,7 +25,7 @@ from txl.ops.linear_cross_entropy import BUDGET
 from txl.registry import ATTENTION_RULES
 from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.resources import available_bytes, resident_bytes
-from txl.stacks.chunked import compute_in_chunks
+from txl.stacks.reversible import compute_in_chunks
 from txl.training.config import TrainConfig
 from txl.training.optim import tensors_kept
 from txl.training.update_rules import rule_of

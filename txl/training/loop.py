@@ -22,10 +22,10 @@ from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, Vote
 from txl.runtime.log import eval_line, perplexity, print_line, train_line
 from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_stopped
+from txl.training.budget import FIRST_LINE, LINE, SAVE, Pace, read_ballot
 from txl.training.finite import require_finite_weights
 from txl.training.meter import Meter
 from txl.training.metrics import Metrics
-from txl.training.pace import FIRST_LINE, LINE, SAVE, Pace, read_ballot
 from txl.training.sharding import reshard
 from txl.training.step import TrainState
 

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from txl.config import ModelConfig, require
 from txl.model.transformer import TransformerXL
-from txl.runtime.allocator import return_freed_memory
 from txl.runtime.distributed import Ranks, is_in_shards, local
+from txl.runtime.resources import return_freed_memory
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 from txl.training.update_rules import rule_of

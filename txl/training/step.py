@@ -19,13 +19,13 @@ from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
 from txl.runtime.records import finite, require_fields
-from txl.stacks.chunked import compute_in_chunks
-from txl.training.average import WeightAverage
+from txl.stacks.reversible import compute_in_chunks
 from txl.training.budget import Budget
 from txl.training.config import TrainConfig
 from txl.training.finite import BadStep, GradientWatch, NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
 from txl.training.optim import Optimizers
+from txl.training.optimizers import WeightAverage
 from txl.training.schedules import Plateau, schedule_of
 from txl.training.sharding import reshard
 from txl.training.update_rules import rule_of

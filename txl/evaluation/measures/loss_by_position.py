@@ -1,8 +1,11 @@
-"""Loss by position in the segment, and by distance from the start of the document."""
+"""Loss by position in the segment, and by distance from the start of the document, in logarithmic
+bins.
+"""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,6 @@ import torch
 from torch import Tensor
 
 from txl.config import Context
-from txl.evaluation.measures.bins import bin_of, log_edges, spans
 from txl.evaluation.reading import Segments, of_counted
 from txl.runtime.distributed import Ranks
 
@@ -122,3 +124,32 @@ class LossByPosition:
                 edges, *(torch.stack(parts).sum(0).tolist() for parts in (nats, counts))
             )
         return found
+
+
+_PER_OCTAVE = 2
+
+
+def log_edges(longest: int) -> list[int]:
+    """Bin edges for distances 0 ... longest: 0 1 2 3 4 6 8 11 16 ..., one more than there are bins.
+
+    Two bins per octave; below 4 each distance has its own bin. Only the last bin depends on
+    `longest`.
+    """
+    n = _PER_OCTAVE * int(longest + 1).bit_length()
+    places = {round(2 ** (k / _PER_OCTAVE)) for k in range(n + 1)}
+    return [0, *sorted(place for place in places if place <= longest), longest + 1]
+
+
+def spans(edges: list[int]) -> list[tuple[int, int]]:
+    """The first and last distance of each bin."""
+    return [(begin, end - 1) for begin, end in pairwise(edges)]
+
+
+def centre(first: int, last: int) -> float:
+    """Of a bin on a logarithmic axis, counted from 1."""
+    return ((first + 1) * (last + 1)) ** 0.5
+
+
+def bin_of(distance: Tensor, edges: Sequence[int] | Tensor) -> Tensor:
+    """The bin index of each distance, of the same shape, on its device."""
+    return torch.bucketize(distance, torch.as_tensor(edges, device=distance.device), right=True) - 1

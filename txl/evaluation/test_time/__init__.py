@@ -1,13 +1,159 @@
-"""Test-time adaptation: predictors for `txl.evaluation.score.evaluate`.
+"""Test-time adaptation: predictors for `txl.evaluation.score.evaluate`, and which of them the flags
+ask for.
 
 DynamicEvaluation   gradient steps on the evaluated text                   Krause et al. 2018, 2019
 ContinuousCache     recent words, retrieved by similar hidden states       Grave et al. 2017
 NearestNeighbours   words of the training text, retrieved the same way     Khandelwal et al. 2020
 """
 
-from txl.evaluation.test_time.additions import Additions
-from txl.evaluation.test_time.cache import ContinuousCache
-from txl.evaluation.test_time.dynamic import DynamicEvaluation, gradient_statistics
-from txl.evaluation.test_time.knn import NearestNeighbours
-from txl.evaluation.test_time.mixture import Mixture
-from txl.evaluation.test_time.prepared import TrainingText, prepared
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from txl.config import Context, require
+from txl.evaluation.reading import Predictor, ScoredRows, warmup_segments, within
+from txl.evaluation.test_time.dynamic import (
+    RMS,
+    DynamicConfig,
+    DynamicEvaluation,
+    gradient_statistics,
+)
+from txl.evaluation.test_time.knn import (
+    KnnConfig,
+    NearestNeighbours,
+    Store,
+    build_store,
+    open_store,
+)
+from txl.evaluation.test_time.mixture import CacheConfig, ContinuousCache, Mixture, Source
+from txl.inference.frozen import Frozen
+from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import Ranks
+from txl.runtime.log import progress, ticking
+
+
+class Additions(NamedTuple):
+    """Settings of all test-time methods, each a `MethodSettings`; each is off by default."""
+
+    dynamic: DynamicConfig = DynamicConfig()
+    cache: CacheConfig = CacheConfig()
+    knn: KnnConfig = KnnConfig()
+
+    @property
+    def name(self) -> str:
+        """The active methods in words; empty if there are none."""
+        return " + ".join(method.name for method in self if method.is_on)
+
+    def check(self, dtype: str, world: int, convention: str = "txl") -> None:
+        """Raise `UsageError` on combinations that do not work; `world`: number of processes."""
+        require(
+            not self.name or convention == "txl",
+            f"--convention {convention}: reproduces figures of plain models; drop it, or the"
+            f" test-time method: {self.name}",
+        )
+        for method in self:
+            method.check(dtype, world)
+
+    @property
+    def read_training_text(self) -> bool:
+        """True if a method needs the training text."""
+        return any(method.reads_training_text for method in self)
+
+    def warmup_segments(self, context: Context) -> int:
+        """Warm-up segments needed in addition to those of the model."""
+        return -(-max(method.n_warmup for method in self) // context.tgt_len)
+
+
+class TrainingText(NamedTuple):
+    """The text that a model was trained on.
+
+    Attributes:
+        ids: token ids, (N,).
+        names: fingerprints that identify the model and its text, JSON-ready.
+        cut: makes a stream of ids that scores each token but the first once; takes batch_size,
+            tgt_len, ext_len and n_warmup, the warm-up segments of each parallel row.
+        context: of the training.
+    """
+
+    ids: np.ndarray
+    names: dict[str, str]
+    cut: Callable[..., ScoredRows]
+    context: Context
+
+
+def prepared(
+    additions: Additions,
+    model: TransformerXL,
+    text: TrainingText | None,
+    context: Context,
+    *,
+    batch_size: int,
+    ranks: Ranks,
+) -> Predictor:
+    """The model with its test-time methods, prepared from the training text where needed.
+
+    Args:
+        text: needed if `additions.read_training_text`.
+        context: of the evaluation.
+        batch_size: number of parallel streams.
+    Raises:
+        UsageError: if the store belongs to another model or text, or does not fit on the disk.
+    """
+    sources: list[Source] = []
+    if additions.cache.is_on:
+        sources.append(ContinuousCache(model, additions.cache))
+    if text is not None and additions.knn.is_on:
+        store = ranks.main_first(
+            lambda: stored(additions.knn, model, text, batch_size=batch_size, shown=ranks.is_main)
+        )
+        sources.append(NearestNeighbours(store, additions.knn, device=model.device))
+    dynamic = additions.dynamic
+    if not dynamic.is_on:
+        return Mixture(Frozen(model), sources)
+    mean_square = None
+    if text is not None and dynamic.reads_training_text:
+        n_segment = dynamic.settings(RMS.Settings).dynamic_segments
+        ids = text.ids[: n_segment * batch_size * context.tgt_len + 1]
+        stream = text.cut(
+            ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=0
+        )
+        with progress("gradients", len(stream), shown=ranks.is_main) as bar:
+            mean_square = gradient_statistics(model, ticking(stream, bar), context)
+    return Mixture(DynamicEvaluation(model, dynamic, mean_square), sources)
+
+
+def stored(
+    config: KnnConfig, model: TransformerXL, text: TrainingText, *, batch_size: int, shown: bool
+) -> Store:
+    """The store of the training text at the context of training, opened or built.
+
+    Args:
+        shown: whether this process shows the progress bar.
+    Raises:
+        UsageError: see `open_store` and `build_store`.
+    """
+    ids = text.ids[: None if config.knn_tokens is None else config.knn_tokens + 1]
+    source = {**text.names, "number_of_tokens": len(ids) - 1}
+    folder = Path(config.knn_store or "")
+    seen = within(text.context, len(ids))
+    if not folder.exists():
+        n_warmup = warmup_segments(model.config.n_layer, seen)
+        stream = text.cut(
+            ids,
+            batch_size=batch_size,
+            tgt_len=seen.tgt_len,
+            ext_len=seen.ext_len,
+            n_warmup=n_warmup,
+        )
+        try:
+            with progress(folder.name, len(stream), shown=shown) as bar:
+                build_store(
+                    folder, model, ticking(stream, bar), seen, n_pair=len(ids) - 1, source=source
+                )
+        except OSError as error:  # another program has made it meanwhile
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not folder.exists():
+                raise
+    return open_store(folder, source, model.config, n_pair=len(ids) - 1)

@@ -1,14 +1,30 @@
-"""A model's probabilities interpolated with those of words retrieved by their hidden states."""
+"""A model's probabilities interpolated with those of words retrieved by their hidden states; and the
+continuous cache, which retrieves recent words.
+
+Source of the cache: Grave et al. 2017 (arXiv 1612.04426, section 3). h_i is the last hidden state
+after reading x_1 ... x_i. To predict x_{t+1}, the cache holds the pairs (h_i, x_{i+1}) of the last
+`cache_size` tokens, i < t, and
+
+    (1) p_cache(w) is proportional to sum_i 1[w = x_{i+1}] exp(theta h_t . h_i)
+    (2) p(w) = (1 - lambda) p_model(w) + lambda p_cache(w)
+
+With an empty cache p = p_model. The paper's variant with one normalisation over vocabulary and
+cache is not supported: it needs logits of all words on one scale, which an adaptive softmax does
+not have.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from txl.config import Context
+from txl.config import Context, option
 from txl.evaluation.test_time.dynamic import DynamicEvaluation
+from txl.evaluation.test_time.method import MethodSettings
 from txl.inference.frozen import Frozen
+from txl.model.transformer import TransformerXL
 
 
 class Source(Protocol):
@@ -87,3 +103,81 @@ def mixed_nll(nll: Tensor, score_K: Tensor, is_target_K: Tensor, share: float) -
     log_q = score_K.masked_fill(~is_target_K, -torch.inf).logsumexp(-1) - total
     log_share, log_rest = torch.tensor([share, 1 - share], dtype=nll.dtype, device=nll.device).log()
     return torch.where(total.isneginf(), nll, -torch.logaddexp(log_rest - nll, log_share + log_q))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig(MethodSettings):
+    """The continuous cache (Grave et al. 2017): recent words, retrieved by
+    similar hidden states.
+    """
+
+    cache_size: int = option(
+        0,
+        "tokens in the cache (0: no cache); streams warm up on that much text before them",
+        minimum=0,
+    )
+    cache_theta: float = option(
+        0.1,
+        "sharpness of the cache: factor of the hidden states' dot products",
+        minimum=0,
+        maximum=1e30,
+        when=("cache_size",),
+    )
+    cache_lambda: float = option(
+        0.15, "interpolation weight of the cache", above=0, below=1, when=("cache_size",)
+    )
+
+    @property
+    def name(self) -> str:
+        if self.cache_size:
+            return "cache"
+        return ""
+
+    @property
+    def n_warmup(self) -> int:
+        return self.cache_size
+
+
+class Pairs(NamedTuple):
+    """Hidden states of recent tokens (B, C, D), and the word after each (B, C)."""
+
+    hidden_BCD: Tensor
+    next_BC: Tensor
+
+
+class ContinuousCache:
+    """A source of `Mixture`. Each stream has its own cache of the last `cache_size` tokens.
+
+    The result does not depend on how the text is cut into segments.
+    """
+
+    def __init__(self, model: TransformerXL, config: CacheConfig) -> None:
+        self.model = model
+        self.size = config.cache_size
+        self.theta = config.cache_theta
+        self.share = config.cache_lambda
+
+    def fresh_state(self, batch_size: int) -> Pairs:
+        """An empty cache."""
+        weight = self.model.layers[0].attn_norm.weight
+        hidden_BCD = weight.new_empty(batch_size, 0, self.model.config.d_model)
+        return Pairs(
+            hidden_BCD, torch.empty(batch_size, 0, dtype=torch.int64, device=weight.device)
+        )
+
+    def mixed(
+        self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: Pairs
+    ) -> tuple[Tensor, Pairs]:
+        """(2) for every target, and the cache for the next segment."""
+        n_new = target_BT.shape[1]
+        n_old = state.next_BC.shape[1]
+        hidden_BSD = torch.cat([state.hidden_BCD, hidden_BTD], dim=1)
+        next_BS = torch.cat([state.next_BC, target_BT], dim=1)
+        place_S = torch.arange(n_old + n_new, device=next_BS.device)
+        age_TS = place_S[n_old:, None] - place_S[None, :]
+        inside_TS = (age_TS > 0) & (age_TS <= self.size)
+        score_BTS = (self.theta * hidden_BTD @ hidden_BSD.mT).masked_fill(~inside_TS, -torch.inf)
+        nll_BT = mixed_nll(
+            nll_BT, score_BTS, next_BS[:, None, :] == target_BT[:, :, None], self.share
+        )
+        return nll_BT, Pairs(hidden_BSD[:, -self.size :], next_BS[:, -self.size :])
