@@ -247,6 +247,10 @@ def test_it_trains_reads_samples_and_ends_in_a_sentence(here: Here) -> None:
     last = out.splitlines()[-1]
     assert last.startswith("| too short to tell (give more text)")
     assert "against a model of no memory, trained for the same minutes" in last
+    rows = re.findall(r"\| test \| tgt_len +8 \| mem_len +(\d+) .*?(aside)?\n", out)
+    needed = [("0", ""), ("8", ""), ("0", "aside"), ("8", "aside")]
+    assert rows == [*needed, ("0", ""), ("0", "aside")], "and of the other model two"
+    assert out.count("which were not there to train: give more --minutes") == 2
     assert "--resume --minutes" in out
     assert "| page: runs/try-mine/report.html" in out
     assert Path("runs/try-mine/report.html").is_file()

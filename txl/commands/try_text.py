@@ -366,8 +366,8 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Typed) -> tuple[int, Trial
     read_s = clock.seconds() - begin_s
     if read_s > 1.1 * most_s:
         print_line(
-            f"| reading took {read_s:.0f} s of {plan.seconds:.0f}: this machine is slow, give more"
-            " --minutes"
+            f"| reading took {read_s:.0f} s of {plan.seconds:.0f}, which were not there to train:"
+            " give more --minutes"
         )
     rows.sort(key=lambda row: (row.borders == "aside", row.context.mem_len))
     return 0, Trial(lm, corpus, split, rows)
