@@ -91,11 +91,18 @@ class Uniform(nn.Module):
         mask_TS = span.mask(q_BNTH.device).to(v_BNSH.dtype)
         return mask_TS / mask_TS.sum(-1, keepdim=True) @ v_BNSH
 """
-PAGE = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
-(OPTIMIZER,) = re.findall(
-    r"^```python\n(# my_optimizer\.py;.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
-)
-"""As the page has it."""
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def of_page(page: str) -> str:
+    """The plug-in that a page shows."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    block = r"^```python\n(# my_\w+\.py; train\.py --plugin .*?)^```$"
+    (file,) = re.findall(block, text, re.MULTILINE | re.DOTALL)
+    return str(file)
+
+
+OPTIMIZER = of_page("training.md")
 SCHEDULE = """
 from txl.training.schedules import Schedule
 
@@ -198,6 +205,52 @@ def test_encodings_gates_and_rules_come_from_files_too(tmp_path: Path) -> None:
         second, _ = model(ids[:, 3:], memory, Context(tgt_len=5, mem_len=5))
         whole, _ = model(ids, None, Context(tgt_len=5, mem_len=5))
         torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
+
+
+@pytest.mark.parametrize("page", ["attention.md", "encodings.md", "memory.md"])
+def test_the_file_that_a_page_shows_is_used_by_the_command_line_in_it(
+    here: Here, page: str
+) -> None:
+    text = of_page(page)
+    name, _, line = text.splitlines()[0].removeprefix("# ").partition("; train.py ")
+    Path(name).write_text(text)
+    here(f"train --work_dir run --overwrite {line} --eval_tgt_len 8 --max_step 2")
+    (config,) = Path("run").glob("step_*/config.json")
+    chosen = json.loads(config.read_text())["model"][line.split()[2].removeprefix("--")]
+    assert chosen == line.split()[3]
+    row = here.row(f"eval --plugin {name} --work_dir run --split test")
+    assert row["nats"] > 0
+    here(f"generate --plugin {name} --work_dir run --prompt ba --length 3")
+
+
+@pytest.mark.parametrize("page", ["attention.md", "encodings.md"])
+def test_two_segments_equal_one_pass_with_the_part_of_a_page(tmp_path: Path, page: str) -> None:
+    text = of_page(page)
+    name, flag, chosen = re.findall(r"^# (\S+); .*--(\w+) (\w+)$", text, re.MULTILINE)[0]
+    (tmp_path / name).write_text(text)
+    txl.plugin(tmp_path / name)
+    model = TransformerXL(ModelConfig(**TINY, **{flag: chosen})).double()
+    ids = torch.randint(0, 9, (2, 5))
+    context = Context(tgt_len=5, mem_len=5)
+    first, memory = model(ids[:, :3], None, context)
+    second, _ = model(ids[:, 3:], memory, context)
+    whole, _ = model(ids, None, context)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
+
+
+def test_the_memory_of_its_page_keeps_every_other_state_and_says_what_it_lacks(
+    here: Here,
+) -> None:
+    Path("my_memory.py").write_text(of_page("memory.md"))
+    txl.plugin("my_memory.py")
+    model = TransformerXL(ModelConfig(**TINY, memory="every_other"))
+    ids = torch.randint(0, 9, (2, 6))
+    for mem_len, n_kept in ((4, 3), (2, 2), (0, 0)):
+        _, memory = model(ids, None, Context(tgt_len=6, mem_len=mem_len))
+        assert memory.layers[0].shape[1] == n_kept
+    line = "train --plugin my_memory.py --memory every_other --work_dir other"
+    assert "documents" in here.refused(f"{line} --reset document")
+    assert "--ext_len" in here.refused(f"{line} --ext_len 2")
 
 
 @pytest.fixture
