@@ -1,8 +1,10 @@
 """The agents of examples/agents: their environments, and trainings that go on as if never stopped."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,30 @@ pytestmark = pytest.mark.slow
 SMALL = ppo.PPOConfig(
     n_env=4, n_step=8, n_update=4, n_epoch=1, n_part=2, mem_len=5, d_model=8, n_layer=1
 )
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
+
+
+def test_the_loop_of_the_page_learns_from_the_numbers_that_acted() -> None:
+    """Before each update the learner's pass gives the probabilities that were stored, across resets and rollouts."""
+    (loop,) = re.findall(
+        r"^```python\n(import gymnasium.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    watched = loop.replace(
+        "loss.backward()", "seen.append((iteration, ratio_BT, of_rows, reset_BT)); loss.backward()"
+    )
+    seen: list[tuple[int, torch.Tensor, object, torch.Tensor]] = []
+    names: dict[str, Any] = {"seen": seen}
+    torch.manual_seed(0)
+    exec(compile(watched, PAGE.name, "exec"), names)
+    assert names["memory"].ages_B.equal(names["acting"].ages_B)
+    assert [iteration for iteration, *_ in seen] == [0] * 4 + [1] * 4
+    for _, ratio_BT, _, _ in (seen[0], seen[4]):
+        torch.testing.assert_close(ratio_BT, torch.ones_like(ratio_BT), rtol=0, atol=1e-5)
+    assert not torch.allclose(seen[7][1], torch.ones(1), atol=1e-3)
+    assert seen[4][2] is not None
+    assert seen[4][3].any()
 
 
 def test_the_cue_of_a_maze_is_shown_once_and_decides_at_its_end() -> None:
