@@ -196,3 +196,14 @@ def test_every_flag_is_used_by_a_test_that_has_it_do_something() -> None:
     flags = {f.name for f in settings if f.metadata.get("flag", True)}
     assert flags - names == set()
     assert used("--lr 3 old_lr=4 no == 3 dict(clip=3)") == {"lr", "old_lr", "clip"}
+
+
+@pytest.mark.parametrize("program", CLASSES)
+def test_every_flag_is_named_on_a_page(program: str) -> None:
+    """As --flag, or as --no_flag where it is a switch."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = set(re.findall(r"--(\w+)", "\n".join(page.read_text("utf-8") for page in pages)))
+    fields_of_program = [f for cls in CLASSES[program] for f in fields_of(cls).values()]
+    flags = {f.name for f in fields_of_program if f.metadata.get("flag", True)}
+    assert len(flags) > 10
+    assert sorted(flag for flag in flags if not {flag, f"no_{flag}"} & named) == []
