@@ -43,6 +43,6 @@ def looks_like(content: bytes) -> str:
     if sum(byte >= 0x80 for byte in begin) < _FEWEST:
         return ""
     best = from_bytes(begin).best()
-    if best is None:
+    if best is None or best.percent_coherence == 0:  # decodes, but into no language that it knows
         return ""
     return _NAMED.get(best.encoding, "")

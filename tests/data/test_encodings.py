@@ -24,6 +24,9 @@ JAPANESE = (
 KOREAN = (
     "\ub0b4\uc77c \ube44\uac00 \uc624\uc9c0 \uc54a\uc73c\uba74 \uc544\uc774\ub4e4\uc740 "
     "\uacf5\uc6d0\uc5d0 \ub180\ub7ec \uac04\ub2e4."
+    " \uc5b4\uc81c\ub294 \ub3c4\uc11c\uad00\uc5d0\uc11c \ucc45\uc744 \uc77d"
+    "\uc5c8\ub2e4. \ud559\uad50\ub294 \uc5ec\ub35f \uc2dc\uc5d0 \uc2dc\uc791"
+    "\ud55c\ub2e4."
 )
 RUSSIAN = (
     "\u0415\u0441\u043b\u0438 \u0437\u0430\u0432\u0442\u0440\u0430 \u043d\u0435 \u0431"
@@ -62,7 +65,7 @@ WRITTEN = [
 @pytest.mark.parametrize(("text", "encoding"), WRITTEN, ids=[name for _, name in WRITTEN])
 def test_the_encoding_of_a_text_is_named(tmp_path: Path, text: str, encoding: str) -> None:
     """Also where the first line that is not UTF-8 tells little, and what is looked at ends inside a character."""
-    (tmp_path / "a.txt").write_bytes(f"fine\n{text[0]}\n{text}\n".encode(encoding))
+    (tmp_path / "a.txt").write_bytes(f"fine\n{text[0]}\n{20 * text}\n".encode(encoding))
     expected = rf"a\.txt, line \d: not UTF-8 .* looks like {encoding.upper()}: .*iconv -f {encoding} -t utf-8, "
     with pytest.raises(DataError, match=expected):
         Corpus(DataConfig(data=str(tmp_path), dataset="characters"))
