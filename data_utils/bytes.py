@@ -36,6 +36,7 @@ class Symbols(RunningTokenizer):
     not UTF-8 is shown as U+FFFD."""
 
     takes_words = keeps_line_ends = True
+    unit = "bytes"
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)

@@ -28,6 +28,8 @@ _N_CODE = 0x110000
 class Characters(RunningTokenizer):
     """The characters of a training text, the line break and `<unk>`, which stands for others."""
 
+    unit = "characters"
+
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)
         for needed in ("\n", UNK):

@@ -200,10 +200,10 @@ class Corpus:
         text = self.texts.name(name)
         n_token = len(store.ids)
         if n_unknown := store.record["n_unknown"]:
-            notice = "%s: %d of %d words are not in the vocabulary and are read as %s"
+            notice = "%s: %d of %d %s are not in the vocabulary and are read as %s"
             if n_unknown > MANY_UNKNOWN * n_token:
                 notice += f"; these are many, and figures say little: {_OTHER_TOKENS}"
-            _LOG.warning(notice, text, n_unknown, n_token, UNK)
+            _LOG.warning(notice, text, n_unknown, n_token, self.vocab.unit, UNK)
         if self.vocab.is_of_words and len(store.sizes):
             n_word, _, n_character, _ = store.sizes.sum(axis=0).tolist()
             if n_character > LONG_WORD * n_word:

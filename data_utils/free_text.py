@@ -170,8 +170,8 @@ def _running(text: str, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeTe
         sizes_N4[-1, MEASURES.index("lines")] += 1
     sizes = _named(sizes_N4, tokens.ids, vocab)
     if (n_unknown := int(sizes["unknown"].sum())) and not is_noticed:
-        notice = "%s: %d of %d tokens are not in the vocabulary and are read as %s"
-        _LOG.warning(notice, name, n_unknown, len(tokens.ids), UNK)
+        notice = "%s: %d of %d %s are not in the vocabulary and are read as %s"
+        _LOG.warning(notice, name, n_unknown, len(tokens.ids), vocab.unit, UNK)
     if not is_noticed and (special := vocab.special_in(text)):
         _LOG.warning("%s: %s", name, read_as_text(special))
     ends = tokens.ends.tolist()

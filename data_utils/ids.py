@@ -25,6 +25,8 @@ LARGEST = 2**24
 class Integers(RunningTokenizer):
     """Numbers from 0 on; as text, between spaces. A text begins after the number 0."""
 
+    unit = "ids"
+
     def __init__(self, n_token: int) -> None:
         super().__init__(list(map(str, range(n_token))))
 

@@ -178,6 +178,7 @@ class Subwords(RunningTokenizer):
     """The tokens of a tokenizer.json. A document ends with the tokenizer's token for that, if it
     has one. Raises `ValueError` if `content` is no tokenizer.json."""
 
+    unit = "subwords"
     batch_bytes = 1 << 21
 
     def __init__(self, content: str) -> None:

@@ -140,6 +140,7 @@ class Tokenizer(ABC):
         end_id: the token that ends each document of a corpus, if there is one.
         is_of_words: tokens are words between white space, and line ends; else any text comes back
             as it was.
+        unit: what its tokens are, for messages.
         takes_words: made of the list of its tokens alone.
         by_file: each batch is of one file.
         keeps_line_ends: lines of a file end as they end there; else with \\n.
@@ -148,6 +149,7 @@ class Tokenizer(ABC):
 
     end_id: int | None = None
     is_of_words: ClassVar[bool] = False
+    unit: ClassVar[str] = "tokens"
     takes_words: ClassVar[bool] = False
     by_file: ClassVar[bool] = False
     keeps_line_ends: ClassVar[bool] = False

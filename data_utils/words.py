@@ -44,6 +44,7 @@ class Vocab(Tokenizer):
     order."""
 
     is_of_words = takes_words = True
+    unit = "words"
     batch_bytes = 1 << 22
 
     @classmethod

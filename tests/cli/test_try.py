@@ -247,7 +247,7 @@ def test_it_trains_reads_samples_and_ends_in_a_sentence(here: Here) -> None:
     last = out.splitlines()[-1]
     assert last.startswith("| too short to tell (give more text)")
     assert "against a model of no memory, trained for the same minutes" in last
-    rows = re.findall(r"\| test \| tgt_len +8 \| mem_len +(\d+) .*?(aside)?\n", out)
+    rows = re.findall(r"^test +8 +(\d+) .*?(aside)?$", out, flags=re.MULTILINE)
     needed = [("0", ""), ("8", ""), ("0", "aside"), ("8", "aside")]
     assert rows == [*needed, ("0", ""), ("0", "aside")], "and of the other model two"
     assert out.count("which were not there to train: give more --minutes") == 2
@@ -263,6 +263,26 @@ def test_it_trains_reads_samples_and_ends_in_a_sentence(here: Here) -> None:
         "says what it is worth: txl try mine.txt --minutes 1e-09 --against none"
         in out.splitlines()[-1]
     )
+
+
+def test_a_text_with_hardly_any_spaces_is_counted_in_characters_and_its_notice_said_once(
+    here: Here,
+) -> None:
+    rng = random.Random(1)
+    signs = [chr(0x4E00 + i) for i in range(40)]
+    known = ["".join(rng.choices(signs, k=20)) + "\u3002\n" for _ in range(300)]
+    Path("mine.txt").write_text("".join(known) + "\u9f98\n" * 20)
+    outcome = here(f"try mine.txt {SMALL} --eval_tgt_len 8 --minutes 1e-9")
+    (note,) = [line for line in outcome.notes if "not in the vocabulary" in line]
+    assert re.search(r": 20 of \d+ characters are not in the vocabulary", note)
+    assert " characters | cutoffs" in outcome.out
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("| test: ")]
+    assert re.fullmatch(
+        r"\| test: [\d,]+ tokens, perplexity [\d.]+ a token, [\d.]+ bits a character", line
+    )
+    Path("mine.txt").write_text(lines_of(200, 9))
+    outcome = here(f"try mine.txt {SMALL} --eval_tgt_len 8 --minutes 1e-9 --dataset characters")
+    assert " a word and line end, " in outcome.out
 
 
 def test_what_cannot_be_tried_is_refused_in_a_line(here: Here) -> None:

@@ -180,7 +180,7 @@ def test_a_character_that_train_lacks_is_unk_with_a_notice(
     (folder / "valid.txt").write_text("the z\n")
     corpus = open_text(folder, "characters")
     assert corpus.vocab.decode(corpus.split("valid")) == ["t", "h", "e", " ", "<unk>", "\n"]
-    assert "1 of 6 words are not in the vocabulary" in caplog.text
+    assert "1 of 6 characters are not in the vocabulary" in caplog.text
     assert encode_text("z", corpus.vocab, name="text").surfaces == ["z"]
 
 

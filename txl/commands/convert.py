@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
     n_weight = sum(p.numel() for p in lm.model.parameters())
     print_line(
         f"| {lm.origin.kind}: all {len(lm.origin.tensors)} tensors read, {n_weight:,} parameters, "
-        f"{len(lm.tokenizer):,} words"
+        f"{len(lm.tokenizer):,} {lm.tokenizer.unit}"
     )
     for path in sorted(folder.rglob("*")):
         if path.name in (WEIGHTS, "model.pt"):

@@ -114,7 +114,7 @@ def main(
         with metrics_of(state, run_folder, resumed_from) as metrics:
             if ranks.is_main:
                 log.write_to(run_folder / LOG, title_of_start())
-                print_beginning(state, len(stream), needed)
+                print_beginning(state, len(stream), needed, corpus.vocab.unit)
                 note_beginning(metrics, state, record, resumed_from)
             if config.sample_length:
                 sample = functools.partial(sample_text, model, corpus, context, config)
@@ -348,12 +348,12 @@ def metrics_of(state: TrainState, run_folder: Path, resumed_from: int | None) ->
     return Metrics(work_dir, resumed_from, owes_evaluation=state.progress.owes_evaluation)
 
 
-def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -> None:
-    """Print what is about to be trained."""
+def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int], unit: str) -> None:
+    """Print what is about to be trained, on tokens that are `unit`."""
     model = state.model
     config = state.config
     by_row = config.reset == "document"
-    print_line(describe(model, state.ranks, n_segment))
+    print_line(describe(model, state.ranks, n_segment, unit))
     for line in notices(state, n_segment):
         print_line(f"| {line}")
     path = attention_path(model, state.context, state.dtype, needs_grad=True, by_row=by_row)

@@ -21,7 +21,7 @@ from txl.commands.scoring import Split, Way, rows_of, streams_by_default
 from txl.commands.train import main as train
 from txl.config import Checked, Context, ModelConfig, build, option, require
 from txl.data_utils.any_files import Survey, survey
-from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.corpus import LONG_WORD, Corpus, DataConfig
 from txl.data_utils.transfer import names_in, remember_typed
 from txl.evaluation.config import EvalConfig, ReportConfig
 from txl.evaluation.gain import Interval, Verdict, change_in_words, judge, saved_between
@@ -455,9 +455,12 @@ def say(trial: Trial, verdict: Verdict, run: Path, typed: Typed) -> None:
         per_character = ""
     else:
         per_character = f", {bits:.3f} bits a character"
+    per_word = ""
+    if row.score.characters <= LONG_WORD * row.score.words:
+        per_word = f", {row.score.word_perplexity:.2f} a word and line end"
     print_line(
-        f"| test: {row.score.tokens:,} tokens, perplexity {row.score.perplexity:.2f} a token, "
-        f"{row.score.word_perplexity:.2f} a word and line end{per_character}"
+        f"| test: {row.score.tokens:,} tokens, perplexity {row.score.perplexity:.2f} a token"
+        f"{per_word}{per_character}"
     )
     if verdict.beyond is not None:
         print_line(f"| beyond the memory of the training: {verdict.beyond.claim()}")

@@ -127,7 +127,7 @@ def model_card(lm: "LanguageModel", kind: str, name: str, notes: Notes) -> str:
         (
             f"A Transformer-XL language model (Dai et al. 2019): {config.n_layer} layers, d_model"
             f" {config.d_model}, {n_weight:,} parameters, a vocabulary of {len(lm.tokenizer):,}"
-            f" words. It was trained with segments of {lm.context.tgt_len} tokens and a memory of"
+            f" {lm.tokenizer.unit}. It was trained with segments of {lm.context.tgt_len} tokens and a memory of"
             f" {lm.context.mem_len}."
         ),
         (

@@ -88,7 +88,7 @@ def open_corpus(
         own = Corpus(corpus.config).vocab
         require(
             own.fingerprint() == tokenizer.fingerprint(),
-            f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {folder} was"
+            f"{corpus.folder}: its vocabulary ({len(own):,} {own.unit}) is not the one {folder} was"
             f" trained with ({len(tokenizer):,}); give the --data and --dataset of the training"
             " run, or only valid.txt and test.txt",
         )

@@ -122,13 +122,13 @@ def sizes(model: TransformerXL, context: Context) -> dict[str, float]:
     }
 
 
-def describe(model: TransformerXL, ranks: Ranks, n_segment: int) -> str:
-    """The model, the devices and the data, in one line."""
+def describe(model: TransformerXL, ranks: Ranks, n_segment: int, unit: str) -> str:
+    """The model, the devices and the data, whose tokens are `unit`, in one line."""
     n_all = sum(p.numel() for p in model.parameters())
     n_layers = sum(p.numel() for p in layer_parameters(model))
     return (
         f"| {n_all:,} parameters ({n_layers:,} in the layers) on {ranks.world} x"
-        f" {device_name(ranks.device)} | {model.config.n_token:,} words | cutoffs"
+        f" {device_name(ranks.device)} | {model.config.n_token:,} {unit} | cutoffs"
         f" {list(model.config.cutoffs)} | {n_segment:,} segments per epoch"
     )
 
