@@ -382,6 +382,9 @@ def test_a_text_that_is_missing_is_named_before_the_first_training(programs: Pro
     cases = {
         "runs: large: nowhere: no such folder": elsewhere,
         "evaluations: test: my.txt: no such file": scored,
+        "evaluations: test: other: no such folder": STUDY.replace(
+            'split = "test"', 'split = "test"\ndata = "other"'
+        ),
     }
     for why, text in cases.items():
         with pytest.raises(UsageError, match=why):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txl.cli.flags import read_flags
-from txl.config import UsageError, build, require
+from txl.config import UsageError, build, fields_of, require
 from txl.data_utils.datasets import DATA_SETS, DataConfig
 from txl.data_utils.store import Checks
 from txl.data_utils.texts import Texts
@@ -27,18 +27,27 @@ def require_texts(study: Study) -> None:
     """
     for name, flags in study.variants.items():
         texts = _texts_of(flags, f"{study.name}: runs: {name}")
-        if texts is None:
-            continue
-        _require(texts, ("train", "valid"), f"{study.name}: runs: {name}")
+        if texts is not None:
+            _require(texts, ("train", "valid"), f"{study.name}: runs: {name}")
         for evaluation, own in study.evaluations.items():
-            place = f"{study.name}: evaluations: {evaluation}"
-            if "text" in own:
-                path = Path(str(own["text"]))
-                is_there = str(path) == "-" or "{run}" in str(path) or path.is_file()
-                require(is_there, f"{place}: {path}: no such file; name the text that is scored")
-            elif "data" not in own:
-                split = own.get("split", "all")
-                _require(texts, () if split == "all" else (split,), place)
+            _require_text_of(own, flags, texts, f"{study.name}: evaluations: {evaluation}")
+
+
+def _require_text_of(own: Flags, of_run: Flags, texts: Texts | None, place: str) -> None:
+    """Raise `UsageError` if an evaluation reads a text that is not there."""
+    if "text" in own:
+        path = Path(str(own["text"]))
+        is_there = str(path) == "-" or "{run}" in str(path) or path.is_file()
+        require(is_there, f"{place}: {path}: no such file; name the text that is scored")
+        return
+    if "{run}" in str(own.get("data")):
+        return
+    if "data" in own:
+        of_text = {name: own[name] for name in own.keys() & fields_of(DataConfig).keys()}
+        texts = _texts_of({**of_run, **of_text}, place)
+    split = own.get("split", "all")
+    if texts is not None and split != "all":
+        _require(texts, (split,), place)
 
 
 def require_columns(study: Study) -> None:
