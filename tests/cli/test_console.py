@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,13 +32,9 @@ from txl.config import build as built
 TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8".split()
 
 
-@long_test
-@pytest.mark.slow
-def test_the_installed_command_works_elsewhere(
-    tmp_path: Path, write_text: Callable[..., Path]
-) -> None:
-    """Also beside another project's data_utils.py. Installed from a copy: building writes into the source tree."""
-    copy, installed = tmp_path / "source", tmp_path / "site"
+def wheel_of_the_clone(folder: Path) -> Path:
+    """Built from a copy: building writes into the source tree."""
+    copy = folder / "source"
     copy.mkdir()
     for name in ("txl", "data_utils"):
         shutil.copytree(
@@ -44,17 +42,43 @@ def test_the_installed_command_works_elsewhere(
         )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", str(installed), str(copy)], check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", str(folder), str(copy)], check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def installed(wheel: Path, folder: Path) -> Path:
+    """An empty environment with nothing but this wheel, which sees the libraries of the present one."""
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]
+    subprocess.run(
+        [*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True
+    )
+    # a path that stands behind the environment's own, and whose .pth files are not followed
+    (site / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return site
+
+
+@long_test
+@pytest.mark.slow
+def test_the_installed_command_works_elsewhere(
+    tmp_path: Path, write_text: Callable[..., Path]
+) -> None:
+    """Also beside another project's data_utils.py."""
+    site = installed(wheel_of_the_clone(tmp_path), tmp_path / "environment")
     (tmp_path / "data_utils.py").write_text("raise RuntimeError('not yours')\n")
     write_text(tmp_path / "text")
-    assert (installed / "txl" / "py.typed").is_file()
-    assert not (installed / "data_utils").exists()
+    assert (site / "txl" / "py.typed").is_file()
+    assert not (site / "data_utils").exists()
+    found = [tmp_path / "environment" / "bin" / "python", "-c", "import txl; print(txl.__file__)"]
+    of_wheel = subprocess.run(found, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(of_wheel.stdout.strip()) == site / "txl" / "__init__.py"
 
     def command(*flags: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, str(installed / "bin" / "txl"), *flags]
-        env = os.environ | {"PYTHONPATH": str(installed)}
-        return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+        words = [str(tmp_path / "environment" / "bin" / "txl"), *flags]
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
 
     trained = command(
         "train", "--data", "text", "--work_dir", "run", "--max_step", "4", "--mem_len", "8", *TINY
@@ -64,6 +88,10 @@ def test_the_installed_command_works_elsewhere(
     assert command("generate", "--work_dir", "run", "--length", "5").returncode == 0
     assert command("report", "run").returncode == 0
     assert (tmp_path / "run" / "report.html").is_file()
+    tried = command("try", "text", "--minutes", "0.3")
+    assert tried.returncode == 0, tried.stderr
+    assert tried.stdout.splitlines()[-1].startswith("| too short to tell")
+    assert [path.name for path in tmp_path.glob("runs/try-*/report.*")]
     refused = command("eval", "--work_dir", "nowhere")
     assert refused.returncode == 2
     assert refused.stderr.startswith("txl eval: nowhere: no such file or folder")
