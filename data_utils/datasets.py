@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from txl.config import SEED, Checked, option
-from txl.registry import Registry
+from txl.registry import DATA_SETS
 
 from .raw_text import DataError
 
@@ -14,26 +14,6 @@ if TYPE_CHECKING:
     from .texts import Texts
     from .tokenizer import Numbering, Tokenizer
 
-DATA_SETS = Registry(
-    "dataset",
-    "data set",
-    {
-        "wt103": "txl.data_utils.wikitext:WT103",
-        "wt2": "txl.data_utils.wikitext:WT2",
-        "ptb": "txl.data_utils.words:PTB",
-        "enwik8": "txl.data_utils.bytes:ENWIK8",
-        "text8": "txl.data_utils.bytes:TEXT8",
-        "lm1b": "txl.data_utils.lm1b:LM1B",
-        "text": "txl.data_utils.words:TEXT",
-        "pydoc": "txl.data_utils.pydoc:PYDOC",
-        "bpe": "txl.data_utils.subwords:BPE",
-        "bytes": "txl.data_utils.bytes:ANY_BYTES",
-        "characters": "txl.data_utils.characters:CHARACTERS",
-        "ids": "txl.data_utils.ids:IDS",
-    },
-)
-"""Each is a `DataSet`, in a file with its tokenizer or its texts, and imported when it is asked
-for."""
 RUNNING = ("text", "bpe", "bytes", "characters")
 """Data sets whose text may come in any files; their documents are found, and valid and test split
 off."""
@@ -148,17 +128,14 @@ class DataConfig(Checked):
         if not isinstance(self.data, str):
             object.__setattr__(self, "data", tuple(self.data))
         super().__post_init__()
-        if self.dataset not in list(DATA_SETS):
-            raise DataError(
-                f"--dataset {self.dataset}: no such choice; there are {', '.join(DATA_SETS)}"
-            )
+        DATA_SETS.require_known(self.dataset)
         if self.tokenizer is not None and self.vocab_size is not None:
             what = "the vocabulary is that of --tokenizer; drop one of them"
             raise DataError(f"--vocab_size {self.vocab_size}: {what}")
 
 
 class DataSet(NamedTuple):
-    """A data set.
+    """A data set; to add one, see docs/data.md.
 
     Attributes:
         texts: where its files are, of which split, and how they fall into documents.
@@ -171,6 +148,7 @@ class DataSet(NamedTuple):
         has_sentences: trained on shuffled sentences.
         is_tokenised: running text becomes words as WikiText's does, and back.
         as_in_2019: settings with which the 2019 code's models were trained.
+        name: of one in a file of your own, see `txl.plugins`; the others have it in the registry.
     """
 
     texts: "type[Texts]"
@@ -183,6 +161,7 @@ class DataSet(NamedTuple):
     has_sentences: bool = False
     is_tokenised: bool = True
     as_in_2019: Mapping[str, str] = {}
+    name: str = ""
 
 
 def tokenizer_of(dataset: str, read: Callable[[str], str]) -> "Tokenizer":
@@ -192,10 +171,10 @@ def tokenizer_of(dataset: str, read: Callable[[str], str]) -> "Tokenizer":
 
 
 def kind_of_tokenizer(dataset: str) -> "type[Tokenizer]":
-    """The kind of a data set's tokenizer; words, if there is no such data set: what is wrong is
-    said elsewhere."""
-    known = DATA_SETS.get(dataset) or DATA_SETS["text"]
-    return known.tokenizer
+    """The kind of a data set's tokenizer. Raises `UsageError` if there is no such data set, as
+    where the file that defines it is not named."""
+    DATA_SETS.require_known(dataset)
+    return DATA_SETS[dataset].tokenizer
 
 
 def is_tokenised(record: Mapping[str, Any]) -> bool:

@@ -3,7 +3,9 @@
 A file may define memories, position encodings, attention rules and gates of a model, optimizers and
 learning rate schedules of a training, and rules of dynamic evaluation. Each is a class with a
 `name`, which is then a choice of --memory, --position, --attention, --gate, --optim, --scheduler or
---dynamic. Settings of its own are the fields of a dataclass `Settings` inside the class, made with
+--dynamic. It may also define data sets, each a `DataSet` with a name, for --dataset, and kinds of
+checkpoints of other programs, each a `txl.convert.source.Source`, which all programs then read.
+Settings of its own are the fields of a dataclass `Settings` inside the class, made with
 `txl.config.option`, as in the parts of the package; they are flags of the program, are saved with
 the model or the training, and its constructor finds them in `config.own`.
 """
@@ -18,13 +20,20 @@ from typing import Any
 from txl.attention_rules import AttentionRule
 from txl.config import UsageError, require
 from txl.files import require_readable
-from txl.registry import ALL_PARTS, ATTENTION_RULES, Registry, settings_of
+from txl.registry import (
+    ALL_PARTS,
+    ATTENTION_RULES,
+    DATA_SETS,
+    SOURCES,
+    Registry,
+    settings_of,
+)
 
 PLUGIN_HELP = (
     "a Python file that defines parts of your own, see docs/architecture.md; may be given several"
     " times"
 )
-_loaded: dict[Path, list[type]] = {}
+_loaded: dict[Path, list[Any]] = {}
 
 
 def plugin(file: str | Path) -> None:
@@ -73,7 +82,8 @@ def plugin(file: str | Path) -> None:
             part.name not in registry,
             f"--plugin {file}: --{registry.flag} {part.name}: the name is taken",
         )
-        require(is_dataclass(settings_of(part)), f"{part.__name__}.Settings: make it a dataclass")
+        title = getattr(part, "__name__", part.name)
+        require(is_dataclass(settings_of(part)), f"{title}.Settings: make it a dataclass")
         registry[part.name] = part
     _loaded[path] = parts
 
@@ -105,6 +115,9 @@ def _parts() -> Iterator[Any]:
 
 
 def _is_part(part: Any, module: str) -> bool:
+    """True for a class with a name that the file defines, and for a data set with a name."""
+    if isinstance(part, DATA_SETS.base):
+        return part.name != ""
     return (
         isinstance(part, type)
         and part.__module__ == module
@@ -113,16 +126,18 @@ def _is_part(part: Any, module: str) -> bool:
 
 
 def _registry_of(part: Any) -> Registry:
+    if isinstance(part, DATA_SETS.base):
+        return DATA_SETS
     if all(hasattr(part, member) for member in ("of_model", "shared_qk")):
         return ATTENTION_RULES
     bases = []
-    for registry in ALL_PARTS:
+    for registry in (*ALL_PARTS, SOURCES):
         if registry.base is None:
             continue
         if issubclass(part, registry.base):
             return registry
         bases.append(registry.base.__name__)
     raise UsageError(
-        f"{part.__name__}: no part of a model, a training or an evaluation; derive it from {', '.join(bases)}, or"
-        f" give it the members of {AttentionRule.__name__}"
+        f"{part.__name__}: no part of a model, a training or an evaluation; derive it from"
+        f" {', '.join(bases)}, or give it the members of {AttentionRule.__name__}"
     )

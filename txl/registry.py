@@ -178,6 +178,38 @@ SCHEDULES = Registry(
     },
     base="txl.training.schedules:Schedule",
 )
+SOURCES = Registry(
+    "work_dir",
+    "kind of checkpoint",
+    {
+        "original": "txl.convert.original:Original",
+        "nvidia": "txl.convert.nvidia:Nvidia",
+        "huggingface": "txl.convert.huggingface:HuggingFace",
+        "tensorflow": "txl.convert.source:TensorFlow",
+    },
+    base="txl.convert.source:Source",
+)
+"""Of other programs; the last one that recognises a file or folder reads it."""
+DATA_SETS = Registry(
+    "dataset",
+    "data set",
+    {
+        "wt103": "txl.data_utils.wikitext:WT103",
+        "wt2": "txl.data_utils.wikitext:WT2",
+        "ptb": "txl.data_utils.words:PTB",
+        "enwik8": "txl.data_utils.bytes:ENWIK8",
+        "text8": "txl.data_utils.bytes:TEXT8",
+        "lm1b": "txl.data_utils.lm1b:LM1B",
+        "text": "txl.data_utils.words:TEXT",
+        "pydoc": "txl.data_utils.pydoc:PYDOC",
+        "bpe": "txl.data_utils.subwords:BPE",
+        "bytes": "txl.data_utils.bytes:ANY_BYTES",
+        "characters": "txl.data_utils.characters:CHARACTERS",
+        "ids": "txl.data_utils.ids:IDS",
+    },
+    base="txl.data_utils.datasets:DataSet",
+)
+"""Each is a `DataSet`, in a file with its tokenizer or its texts."""
 ADAPTATION_RULES = Registry(
     "dynamic",
     "rule",

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_model
 
 import txl
-from tests.cli.conftest import Here
+from tests.cli.conftest import WORDS, Here
 from txl import Context, ModelConfig, TransformerXL, plugins
 from txl.config import UsageError
-from txl.registry import ALL_PARTS, MEMORIES, OPTIMIZERS
+from txl.registry import ALL_PARTS, DATA_SETS, MEMORIES, OPTIMIZERS, SOURCES
 from txl.training.config import TrainConfig
 from txl.training.estimate import optimizer_bytes, weight_bytes
 
@@ -97,7 +97,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def of_page(page: str) -> str:
     """The plug-in that a page shows."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    block = r"^```python\n(# my_\w+\.py; train\.py --plugin .*?)^```$"
+    block = r"^```python\n(# my_\w+\.py; (?:train|eval)\.py --plugin .*?)^```$"
     (file,) = re.findall(block, text, re.MULTILINE | re.DOTALL)
     return str(file)
 
@@ -135,7 +135,7 @@ def forgotten() -> Iterator[None]:
     """What a file defines is there in its own process only; here it is taken back."""
     yield
     plugins._loaded.clear()
-    for registry in ALL_PARTS:
+    for registry in (*ALL_PARTS, DATA_SETS, SOURCES):
         registry._added.clear()
 
 
@@ -310,6 +310,38 @@ def test_a_rule_of_dynamic_evaluation_of_a_file_adapts(here: Here, tmp_path: Pat
     assert adapted["nats"] != pytest.approx(plain["nats"], rel=1e-4)
     idle = here.refused(f"eval {with_it} --dynamic sign --dynamic_epsilon 1")
     assert idle.endswith("has no effect with --dynamic sign, only with rms; leave it out")
+
+
+def test_a_data_set_of_the_page_is_read_trained_on_and_evaluated(here: Here) -> None:
+    text = of_page("data.md")
+    Path("my_text.py").write_text(text)
+    Path("text/train.txt").write_text(Path("text/train.txt").read_text().upper())
+    with_it = "--plugin my_text.py --data text"
+    here(f"train {with_it} --dataset small_letters --work_dir new --max_step 2")
+    corpus = txl.load("new").corpus()
+    assert "b" in corpus.vocab.words
+    assert "B" not in corpus.vocab.words
+    assert here.row("eval --plugin my_text.py --work_dir new --split test")["nats"] > 0
+    DATA_SETS._added.clear()
+    assert "no such data set" in here.refused("eval --work_dir new --split test")
+
+
+def test_a_checkpoint_of_the_page_is_read_by_all_programs(here: Here) -> None:
+    Path("my_source.py").write_text(of_page("importing.md"))
+    shape = TINY | {"n_token": 66}
+    model = TransformerXL(ModelConfig(**shape))
+    theirs = Path("theirs")
+    theirs.mkdir()
+    save_model(model, str(theirs / "mine.safetensors"))
+    words = ["<eos>", "<unk>", *WORDS]
+    (theirs / "mine.json").write_text(json.dumps({"shape": shape, "words": words}))
+    Path("text/train.txt").unlink()  # its vocabulary has another order
+    with_it = "--plugin my_source.py --work_dir theirs"
+    assert here.row(f"eval {with_it} --data text --dataset text --split test")["nats"] > 0
+    here(f"generate {with_it} --length 2")
+    assert txl.load("theirs", dataset="text").origin.kind == "my program"
+    SOURCES._added.clear()
+    assert "theirs: holds no checkpoint" in here.refused("generate --work_dir theirs --length 2")
 
 
 def test_a_flag_of_an_optimizer_that_is_not_chosen_is_refused(here: Here, optimizer: Path) -> None:

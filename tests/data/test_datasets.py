@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from txl.cli.flags import read_flags
+from txl.config import UsageError
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import DATA_SETS, DataSet, tokenizer_of
 from txl.data_utils.documents import Piece
-from txl.data_utils.raw_text import DataError
 from txl.data_utils.texts import Tagged, Texts
 from txl.data_utils.tokenizer import EOS, UNK
 from txl.data_utils.words import Vocab, WordNumbers
@@ -62,7 +62,7 @@ def test_a_data_set_that_is_not_there_is_named_with_those_that_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(
-        DataError, match=r"^--dataset table: no such choice; there are wt103, wt2, .*, ids$"
+        UsageError, match=r"^--dataset table: no such data set; there are wt103, wt2, .*, ids; the"
     ):
         DataConfig(dataset="table")
     monkeypatch.setitem(DATA_SETS, "table", TABLE)

@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from txl.config import Context, UsageError
-from txl.convert.huggingface import DATA, from_huggingface, read_huggingface, weights_in
+from txl.convert.huggingface import from_huggingface
 from txl.convert.kimiyoung import from_kimiyoung, to_kimiyoung
-from txl.convert.nvidia import is_nvidia, read_nvidia
-from txl.convert.original import logged_dataset, read_original, words_of_pickle
-from txl.convert.pickles import read_pickle
+from txl.convert.original import words_of_pickle
+from txl.convert.source import Place, Source
 from txl.files import content_of
 from txl.model.transformer import TransformerXL
+from txl.registry import SOURCES
 from txl.runtime.records import read_json
 
 __all__ = ["Converted", "convert", "from_huggingface", "from_kimiyoung", "to_kimiyoung"]
 
 
 _VOCABULARIES = ("vocab.txt", "vocab.json", "vocab.bin", "vocab.pkl", "cache.pt", "tokenizer.json")
-WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
-_TENSORFLOW = (".index", ".meta", ".ckpt", ".h5")
 
 
 @dataclass(frozen=True)
@@ -63,53 +61,39 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
         UsageError: if nothing is there, it is of no known kind or damaged, or weights and
             configuration do not agree.
     """
-    if source.suffix in _TENSORFLOW or (source / "checkpoint").is_file():
-        same = "transfo-xl/transfo-xl-wt103 of the Hugging Face hub has the same weights"
-        raise UsageError(
-            f"{source}: a TensorFlow checkpoint is not read; {same}, convert that folder"
-        )
-    words: list[str] = []
-    dataset = None
-    if (source / "config.json").is_file():
-        kind = "Hugging Face transfo-xl"
-        state, settings = read_huggingface(source)
-        model, context = from_huggingface(state, settings)
-        folder = source
-        path = weights_in(source)
-        data = settings.get(DATA)
-    else:
-        if source.is_file():
-            there = [source]
-        else:
-            there = [path for name in WEIGHTS if (path := source / name).is_file()]
-        if not there:
-            what = "neither a run's nor config.json, model.pt or checkpoint_*.pt"
-            raise UsageError(
-                f"{source}: holds no checkpoint, {what}; train first, or name another folder"
-            )
-        path = there[0]
-        folder = path.parent
-        content = read_pickle(path)
-        if is_nvidia(content):
-            kind = "NVIDIA DeepLearningExamples"
-            state, arguments, words = read_nvidia(content, path)
-        else:
-            kind = "kimiyoung/transformer-xl"
-            state, arguments = read_original(content, path)
-            dataset = logged_dataset(folder / "log.txt")
-        model, context = from_kimiyoung(state, arguments)
-        if isinstance(content, dict):
-            data = content.get(DATA)
-        else:
-            data = None
-    found = vocabulary or next(
-        (folder / name for name in _VOCABULARIES if (folder / name).is_file()), None
+    place = Place(source)
+    for kind in reversed([*SOURCES.values()]):  # those of files of your own first
+        if kind.recognises(place):
+            return _converted(kind, place, vocabulary)
+    what = "neither a run's nor config.json, model.pt or checkpoint_*.pt"
+    raise UsageError(f"{source}: holds no checkpoint, {what}; train first, or name another folder")
+
+
+def _converted(kind: type[Source], place: Place, vocabulary: Path | None) -> Converted:
+    """A checkpoint of a kind, with the words of the vocabulary that is named, else of the one in it
+    or beside it.
+    """
+    found = kind.read(place)
+    beside = vocabulary
+    if beside is None and not found.words:
+        for name in _VOCABULARIES:
+            if (place.folder / name).is_file():
+                beside = place.folder / name
+                break
+    words = found.words
+    if beside is not None:
+        words = with_added(read_words(beside), place.folder)
+    return Converted(
+        kind.kind,
+        found.model.eval(),
+        found.context,
+        words,
+        found.tensors,
+        found.weights,
+        beside,
+        found.data,
+        found.dataset,
     )
-    if words and vocabulary is None:
-        found = None
-    if found is not None:
-        words = with_added(read_words(found), folder)
-    return Converted(kind, model.eval(), context, words, tuple(state), path, found, data, dataset)
 
 
 def with_added(words: Sequence[str], folder: Path) -> list[str]:

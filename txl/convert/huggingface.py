@@ -32,6 +32,7 @@ from txl.convert.kimiyoung import (
     unwrapped,
 )
 from txl.convert.pickles import PickledTensor, read_pickle
+from txl.convert.source import DATA, Found, Place, Source
 from txl.files import require_readable
 from txl.model.sizes import shapes_of
 from txl.model.transformer import TransformerXL
@@ -66,10 +67,6 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("pre_lnorm", "untie_r", "same_length", "proj_share_all_but_first"), bool),
     **{"cutoffs": list[int] | None, "tie_projs": list[bool] | None},
 }
-DATA = "txl_data"
-"""Where an export by txl says what text the model was trained on: in config.json, and in the
-`model.pt` of `--to original` beside the arguments. The other programs do not look there.
-"""
 _CLUSTERS = ("crit.cluster_weight", "crit.cluster_bias")
 
 
@@ -371,3 +368,21 @@ def tokenizer_of_words(words: Sequence[str]) -> dict[str, Any]:
         "decoder": None,
         "model": {"type": "WordLevel", "vocab": index, "unk_token": _UNK},
     }
+
+
+class HuggingFace(Source):
+    """Folders of transformers' TransfoXL."""
+
+    name = "huggingface"
+    kind = "Hugging Face transfo-xl"
+
+    @classmethod
+    def recognises(cls, place: Place) -> bool:
+        return (place.path / "config.json").is_file()
+
+    @classmethod
+    def read(cls, place: Place) -> Found:
+        state, settings = read_huggingface(place.path)
+        model, context = from_huggingface(state, settings)
+        data = settings.get(DATA)
+        return Found(model, context, tuple(state), weights_in(place.path), [], data)

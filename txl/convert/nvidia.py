@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from txl.config import UsageError, require
-from txl.convert.kimiyoung import unwrapped
+from txl.convert.kimiyoung import from_kimiyoung, unwrapped
 from txl.convert.kimiyoung_arguments import CONSTRUCTOR
+from txl.convert.source import DATA, Found, Place, Source
 
 _RENAMED = (
     (r"crit\.out_layers_weights\.(\d+)", r"crit.out_layers.\1.weight"),
@@ -53,3 +54,22 @@ def read_nvidia(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
         state = {re.sub(pattern, ours, name): tensor for name, tensor in state.items()}
     words = getattr(content.get("vocab"), "idx2sym", [])
     return state, arguments, [str(word) for word in words]
+
+
+class Nvidia(Source):
+    """NVIDIA's checkpoints."""
+
+    name = "nvidia"
+    kind = "NVIDIA DeepLearningExamples"
+
+    @classmethod
+    def recognises(cls, place: Place) -> bool:
+        return is_nvidia(place.content)
+
+    @classmethod
+    def read(cls, place: Place) -> Found:
+        assert place.pickle is not None
+        state, arguments, words = read_nvidia(place.content, place.pickle)
+        model, context = from_kimiyoung(state, arguments)
+        data = place.content.get(DATA)
+        return Found(model, context, tuple(state), place.pickle, words, data)

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from txl.config import UsageError, require
-from txl.convert.kimiyoung import RATES
+from txl.convert.kimiyoung import RATES, from_kimiyoung
 from txl.convert.pickles import Inert, PickledTensor, read_pickle
+from txl.convert.source import DATA, Found, Place, Source
 from txl.files import regular
 from txl.runtime.records import require_fields
 
@@ -156,3 +157,25 @@ def _tensors(module: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[st
     for name, child in module._modules.items():
         if child is not None:
             yield from _tensors(child, f"{prefix}{name}.", depth + 1)
+
+
+class Original(Source):
+    """Checkpoints of kimiyoung/transformer-xl, and what `--to original` writes."""
+
+    name = "original"
+    kind = "kimiyoung/transformer-xl"
+
+    @classmethod
+    def recognises(cls, place: Place) -> bool:
+        return place.pickle is not None
+
+    @classmethod
+    def read(cls, place: Place) -> Found:
+        assert place.pickle is not None
+        state, arguments = read_original(place.content, place.pickle)
+        model, context = from_kimiyoung(state, arguments)
+        data = None
+        if isinstance(place.content, dict):
+            data = place.content.get(DATA)
+        dataset = logged_dataset(place.folder / "log.txt")
+        return Found(model, context, tuple(state), place.pickle, [], data, dataset)

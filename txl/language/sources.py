@@ -29,6 +29,7 @@ from txl.data_utils.tokenizer import EOS, Tokenizer
 from txl.data_utils.words import Vocab
 from txl.files import sha256
 from txl.model.transformer import TransformerXL
+from txl.registry import NoSuchPart
 from txl.runtime.records import read_json, require_fields
 
 
@@ -190,6 +191,9 @@ def tokenizer_in(checkpoint: Checkpoint) -> Tokenizer:
     dataset = checkpoint.record.get("data", {}).get("dataset", DataConfig.dataset)
     try:
         tokenizer = tokenizer_of(dataset, checkpoint.attachment)
+    except NoSuchPart as error:
+        record = checkpoint.folder / "config.json"
+        raise UsageError(f"{record}: {str(error).removeprefix('--')}") from None
     except UsageError:  # which names the file
         raise
     except ValueError as error:

@@ -1,0 +1,105 @@
+"""What a source of checkpoints is: whose they are, how one is recognised, how it is read."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from txl.config import Context, UsageError
+from txl.convert.pickles import read_pickle
+from txl.model.transformer import TransformerXL
+
+PICKLES = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+"""Files in a folder that may hold a pickled checkpoint."""
+DATA = "txl_data"
+"""Where an export by txl says what text the model was trained on: in config.json, and in the
+`model.pt` of `--to original` beside the arguments. The other programs do not look there.
+"""
+_TENSORFLOW = (".index", ".meta", ".ckpt", ".h5")
+
+
+class Place:
+    """A file or a folder that may be a checkpoint; its content is read once, and runs no code."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def folder(self) -> Path:
+        """The folder, or that of the file."""
+        if self.path.is_file():
+            return self.path.parent
+        return self.path
+
+    @property
+    def pickle(self) -> Path | None:
+        """The file, or the first of `PICKLES` in the folder; None: there is none."""
+        if self.path.is_file():
+            return self.path
+        for name in PICKLES:
+            if (self.path / name).is_file():
+                return self.path / name
+        return None
+
+    @cached_property
+    def content(self) -> Any:
+        """What `pickle` holds, see `read_pickle`; None: there is none."""
+        if self.pickle is None:
+            return None
+        return read_pickle(self.pickle)
+
+
+class Found(NamedTuple):
+    """What a checkpoint holds.
+
+    Attributes:
+        tensors: the names of its tensors.
+        weights: the file that they are from.
+        words: of a vocabulary inside it, in the order of the ids; empty: it holds none.
+        data: what an export by txl says of the text of the training, unchecked; None: nothing.
+        dataset: the data set that something beside it names, unchecked; None: nothing does.
+    """
+
+    model: TransformerXL
+    context: Context
+    tensors: tuple[str, ...]
+    weights: Path
+    words: list[str]
+    data: Any = None
+    dataset: str | None = None
+
+
+class Source:
+    """A kind of checkpoint. To add one, see docs/importing.md."""
+
+    name: ClassVar[str]
+    """In the registry."""
+    kind: ClassVar[str]
+    """Whose they are, in words."""
+
+    @classmethod
+    def recognises(cls, place: Place) -> bool:
+        """True if a checkpoint of this kind is there, whole or damaged."""
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, place: Place) -> Found:
+        """What it holds. Raises `UsageError` if it is damaged."""
+        raise NotImplementedError
+
+
+class TensorFlow(Source):
+    """The original's checkpoints in TensorFlow, which are refused."""
+
+    name = "tensorflow"
+    kind = "TensorFlow"
+
+    @classmethod
+    def recognises(cls, place: Place) -> bool:
+        return place.path.suffix in _TENSORFLOW or (place.path / "checkpoint").is_file()
+
+    @classmethod
+    def read(cls, place: Place) -> Found:
+        same = "transfo-xl/transfo-xl-wt103 of the Hugging Face hub has the same weights"
+        raise UsageError(
+            f"{place.path}: a TensorFlow checkpoint is not read; {same}, convert that folder"
+        )
