@@ -145,7 +145,7 @@ class Settings(NamedTuple):
 
 def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -> Settings:
     """The settings of a training in a folder, see `open_run`. Raises `UsageError` if flags
-    contradict each other, or the model or run that is gone on from.
+    contradict each other, or contradict the run that is resumed or the model of --init_from.
     """
     typed = without_last_update(with_batch_size(typed, ranks))
     remember_typed(typed.get("data"))

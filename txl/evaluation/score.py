@@ -177,9 +177,9 @@ def _of_model(
 
 
 def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:
-    """True if it is the same, up to rounding, where segments end: each token sees as many states as
-    every other, by their distances, and what a state is made of does not depend on the segment
-    either.
+    """True if results do not depend, but for rounding, on how the text is cut into segments: each
+    token sees as many states as every other, by their distances, and states do not depend on the
+    segment either.
     """
     encoding = POSITION_ENCODINGS[config.position]
     # others compute the hidden logits of longer segments too, which takes more time than it saves

@@ -99,18 +99,16 @@ class KeyValue:
         return longer
 
     def in_place(self, room: int) -> "KeyValue":
-        """The same keys for a reader that never goes back: in a buffer that grows to `room` tokens,
-        in which what is appended takes the place of tokens that are no longer remembered. All
-        before `appended` are invalid then.
+        """The same keys in a buffer of at most `room` tokens. `appended` overwrites forgotten tokens
+        there, and makes earlier objects invalid.
         """
         return KeyValue(
             self._buffer_2BNCH, self._begin, self._end, self._used, self.extra, room=room
         )
 
     def in_workspace(self, workspace: Workspace) -> "KeyValue":
-        """The same keys for a reader that never goes back: `appended` gives keys in the workspace,
-        valid until others are put there, and `between` of these takes the place of what was
-        remembered before.
+        """The same keys, which `appended` joins with new ones in the workspace: the result is valid
+        until another layer uses it, and its `between` overwrites these keys.
         """
         return KeyValue(
             self._buffer_2BNCH, self._begin, self._end, self._used, self.extra, workspace=workspace

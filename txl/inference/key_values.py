@@ -187,10 +187,10 @@ class KeyValueMemory:
         return replace(self, layers=tuple(layers))
 
     def in_place(self, *, n_kept: int, n_new: int) -> "KeyValueMemory":
-        """The same memory for a reader that never goes back, keeps n_kept tokens and reads up to
-        n_new at a time.
+        """The same memory for a reader that keeps n_kept tokens and reads up to n_new at a time:
+        forgotten keys are overwritten, and earlier objects become invalid.
 
-        Keys that are no longer remembered are written over. Where segments are long, all layers
+        Where segments are long, all layers
         join them with what is remembered in one workspace; where they are short that would move
         every key each time, so that each layer has room for half a memory more. Other forms may
         look back at what they appended to: theirs stay as they are.

@@ -85,8 +85,8 @@ def remembered(shape: ModelConfig, context: Context, n_stream: int) -> list[Tens
 def passing_bytes(
     model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks, dtype: torch.dtype
 ) -> dict[str, int]:
-    """What is there during a step only, in bytes: the activations at their peak, the gradients that
-    are there besides them and, of a model in shards, what is `gathered`.
+    """Peak bytes used during a step and freed after it: activations, the gradients beside them at
+    that moment and, of a model in shards, what is `gathered`.
     """
     shape = model.config
     n_stream = config.batch_size // ranks.world // config.batch_chunk
