@@ -26,6 +26,17 @@ _FOLLOWING = 200
 """Lines after the first that is not UTF-8 that are looked at to tell its encoding."""
 
 
+_OF_SCRIPTS = {
+    "wikitext-103": "wt103",
+    "wikitext-2": "wt2",
+    "penn": "ptb",
+    "enwik8": "enwik8",
+    "text8": "text8",
+    "one-billion-words": "lm1b",
+}
+"""The folders that the scripts read, and the names of their data sets."""
+
+
 class DataError(UsageError):
     """An error in the text that the user can fix. The message names the file, what is wrong and
     what to do."""
@@ -142,12 +153,21 @@ def _conversion(content: bytes, bad: int, more: bytes) -> str:
     )
 
 
+def _how_to_download(folder: Path) -> str:
+    """What brings the text of a folder that the scripts read; empty for others."""
+    name = _OF_SCRIPTS.get(folder.name)
+    if name is None:
+        return ""
+    return f", or download {name} there: python -m data_utils.download {name} --out {folder}"
+
+
 def require_text(path: Path) -> None:
     """Raise `DataError` unless `path` is a file that is not empty."""
     with reading(path):
         if not path.parent.is_dir():
             raise DataError(
                 f"{path.parent}: no such folder; give the folder of the text files with --data"
+                f"{_how_to_download(path.parent)}"
             )
         if not path.is_file():
             raise DataError(

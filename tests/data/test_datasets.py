@@ -89,3 +89,13 @@ def test_only_the_data_set_that_is_read_is_imported() -> None:
         "txl.data_utils.subwords",
         "txl.data_utils.pydoc",
     }.isdisjoint(modules)
+
+
+@pytest.mark.parametrize(("folder", "advice"), [("wikitext-103", True), ("mine", False)])
+def test_a_text_of_the_scripts_that_is_not_there_can_be_downloaded(
+    tmp_path: Path, folder: str, advice: bool
+) -> None:
+    with pytest.raises(UsageError, match="no such folder") as refused:
+        Corpus(DataConfig(data=str(tmp_path / folder)))
+    command = f"python -m data_utils.download wt103 --out {tmp_path / folder}"
+    assert str(refused.value).endswith(command) == advice
