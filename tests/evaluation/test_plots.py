@@ -99,6 +99,10 @@ def test_attention_by_distance(panels: Any) -> None:
     )
     for axes in (share, key):
         assert [list(line.get_ydata()) for line in axes.lines] == [[2.5, 2.5]]
+        assert axes.get_title().endswith(": within a segment")
+    attention = AttentionByDistance([0, 1, 4, 6], torch.ones(1, 2, 3), torch.tensor([4, 8, 9]), 3)
+    share, *_ = panels(plots.plot_attention, [row(0, attention=attention)])
+    assert share.get_title().endswith(": 33% of it goes 4 tokens back or further")
 
 
 def test_effective_context_lengths(panels: Any) -> None:

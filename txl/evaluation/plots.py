@@ -275,8 +275,20 @@ def plot_attention(path: Path, rows: Sequence[Row]) -> None:
             for layer in range(1, n_layer):
                 axes.axhline(layer * n_head - 0.5, color="black", lw=0.5)
             axes.set(xlabel="distance (tokens)", ylabel="layer, its heads below each other")
-            axes.set_title(row.label, fontsize=9)
+            axes.set_title(f"{row.label}: {_far_share(row)}", fontsize=9)
     _save(figure, path)
+
+
+def _far_share(row: Row) -> str:
+    """The share of attention to tokens at least as far back as a segment is long, in words."""
+    attention = row.attention
+    assert attention is not None
+    bins = spans(attention.edges)
+    far = [k for k, (first, _) in enumerate(bins) if first >= row.context.tgt_len]
+    if not far:
+        return "within a segment"
+    share = float(attention.share_LNK[..., far].sum(-1).mean())
+    return f"{share:.0%} of it goes {bins[far[0]][0]} tokens back or further"
 
 
 def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
