@@ -18,6 +18,7 @@ from benchmarks.nanogpt import (
     TRAININGS,
     Training,
     nats_in_blocks,
+    nats_in_overlapping_blocks,
     our_row,
     split,
     their_row,
@@ -54,8 +55,8 @@ class GPT(torch.nn.Module):
         self.logits = torch.nn.Parameter(torch.ones(config.vocab_size))
 
     def forward(self, x, y):
-        logits = self.logits.expand(y.numel(), -1)
-        return logits, torch.nn.functional.cross_entropy(logits, y.flatten())
+        logits = self.logits.expand(*y.shape, -1)
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
 """
 """A stand-in for nanoGPT that finds every character equally likely."""
 
@@ -113,6 +114,29 @@ def test_every_character_but_the_first_is_scored_once(n_over: int) -> None:
     assert {shape[1] for shape in reader.shapes} <= {BLOCK, n_over - 1}
 
 
+class Counter(torch.nn.Module):
+    """One that finds a character as likely as its place in the block says."""
+
+    def forward(self, x_BT: torch.Tensor, y_BT: torch.Tensor) -> tuple[torch.Tensor, None]:
+        place_T1 = torch.arange(float(BLOCK))[:, None]
+        likely_TV = torch.cat([-place_T1, place_T1 * 0], dim=1)
+        return likely_TV.expand(*x_BT.shape, 2), None
+
+
+@pytest.mark.parametrize("n_scored", [BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 5])
+def test_overlapping_blocks_score_each_character_with_half_a_block_before_it(n_scored: int) -> None:
+    """The last block ends where the text ends."""
+    half = BLOCK // 2
+    places = [*range(n_scored)]
+    for start in [*range(half, n_scored - BLOCK, half), n_scored - BLOCK]:
+        for place in range(half, BLOCK):
+            places[start + place] = place
+    expected = np.log1p(np.exp(np.array(places, dtype=float))).mean()
+    found = nats_in_overlapping_blocks(Counter(), np.zeros(n_scored + 1, dtype=np.uint16))
+    assert min(places[half:]) >= half
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_nanogpt_is_trained_in_its_folder_and_read(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +144,7 @@ def test_nanogpt_is_trained_in_its_folder_and_read(
     row = their_row(checkout, tiny=False)
     assert row["nats_per_character"] == pytest.approx(math.log(len(set(LINES))))
     assert (row["updates"], capsys.readouterr().out) == (2000, "")
+    assert row["nats_in_overlapping_blocks"] == pytest.approx(row["nats_per_character"])
     assert row["train_s"] > 0
     (checkout / "train.py").write_text("raise ValueError('no such thing')")
     with pytest.raises(PeerError, match=r"train\.py: ValueError: no such thing"):
@@ -153,7 +178,7 @@ def test_the_command_has_a_row_for_each_training(
     assert all(0 < row["nats_per_character"] < math.log(100) for row in rows)
     assert rows[0]["share_of_its_time"] == 1
     assert "cpu" in results["machine"]
-    assert len(capsys.readouterr().out.splitlines()) == 2 + len(rows)
+    assert len(capsys.readouterr().out.splitlines()) == 3 + len(rows)
     assert sorted(checkout.rglob("*")) == before
 
 
