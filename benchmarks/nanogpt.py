@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -81,14 +82,14 @@ _MUON = "--optim muon --pre_lnorm --weight_decay 0.1 --clip 1"
 _MUON_12 = f"--batch_size 12 {_MUON} --lr 0.005 --warmup_step 100"
 _MUON_32 = f"--batch_size 32 {_MUON} --lr 0.01 --warmup_step 20"
 TRAININGS = (
-    Training("txl, AdamW, no memory", 2000, 0, _ADAMW),
+    Training("txl, Muon, memory 64, 32 streams", 150, 64, _MUON_32),
+    Training("txl, Muon, memory 64, 32 streams", 300, 64, _MUON_32),
     Training("txl, Muon, memory 64", 400, 64, _MUON_12),
     Training("txl, Muon, memory 64", 700, 64, _MUON_12),
-    Training("the same, 32 streams", 150, 64, _MUON_32),
-    Training("the same, 32 streams", 300, 64, _MUON_32),
+    Training("txl, AdamW, no memory", 2000, 0, _ADAMW),
 )
-"""Rates, warmup and streams of the last two were found by a few runs that read this held-out
-text."""
+"""The rate, warmup and streams of the first two were found by a few runs that read Shakespeare's
+last tenth."""
 
 
 class Split(NamedTuple):
@@ -130,19 +131,30 @@ def write_for_ours(folder: Path, text: Split) -> None:
     (folder / "valid.txt").write_text(text.valid, encoding="utf-8")
 
 
-def seconds_of(command: list[str], folder: Path) -> float:
+class Took(NamedTuple):
+    """Seconds that have passed, and those that its threads have computed, together."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def time_of(command: list[str], folder: Path) -> Took:
     """How long a program takes, from its start to its end.
 
     Raises:
         PeerError: with the last line that it has printed, if it fails.
     """
     start = time.perf_counter()
+    before = os.times()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - start
+    after = os.times()
+    wall_s = time.perf_counter() - start
+    cpu_s = after.children_user + after.children_system
+    cpu_s -= before.children_user + before.children_system
     if done.returncode:
         lines = (done.stderr.strip() or f"status {done.returncode}").splitlines()
         raise PeerError(f"{Path(command[1]).name}: {lines[-1]}")
-    return seconds
+    return Took(wall_s, cpu_s)
 
 
 def their_model(folder: Path) -> torch.nn.Module:
@@ -212,14 +224,15 @@ def their_row(folder: Path, *, tiny: bool) -> dict[str, Any]:
         " --always_save_checkpoint=True"
     )
     config = f"config/train_{DATASET}.py"
-    seconds = seconds_of([sys.executable, "train.py", config, *flags.split()], folder)
+    took = time_of([sys.executable, "train.py", config, *flags.split()], folder)
     held_out = np.fromfile(folder / "data" / DATASET / "val.bin", dtype=np.uint16)
     model = their_model(folder)
     return {
         "program": "nanoGPT",
         "flags": f"{config} {flags}",
         "updates": updates,
-        "train_s": seconds,
+        "train_s": took.wall_s,
+        "train_cpu_s": took.cpu_s,
         "nats_per_character": nats_in_blocks(model, held_out),
         "nats_in_overlapping_blocks": nats_in_overlapping_blocks(model, held_out),
     }
@@ -238,35 +251,55 @@ def our_row(training: Training, text: Path, run: Path, *, tiny: bool) -> dict[st
         flags += f" {TINY} --warmup_step 1"
     flags += f" --max_step {updates} --eval_interval {updates} {OUR_LOGS}"
     where = ["--dataset", "characters", "--data", str(text), "--work_dir", str(run)]
-    seconds = seconds_of([sys.executable, str(ROOT / "train.py"), *where, *flags.split()], text)
+    took = time_of([sys.executable, str(ROOT / "train.py"), *where, *flags.split()], text)
     figures = run / "figures.json"
     reading = f"--split valid --tgt_len {BLOCK} --mem_len {training.mem_len}"
     command = [sys.executable, str(ROOT / "eval.py"), "--work_dir", str(run), *reading.split()]
-    seconds_of([*command, "--json", str(figures)], text)
+    time_of([*command, "--json", str(figures)], text)
     (row,) = json.loads(figures.read_text())["rows"]
     return {
         "program": training.name,
         "flags": flags,
         "updates": updates,
-        "train_s": seconds,
+        "train_s": took.wall_s,
+        "train_cpu_s": took.cpu_s,
         "nats_per_character": row["nats_per_token"],
     }
 
 
-def measured(checkout: Path, text: Split, *, tiny: bool) -> Iterator[dict[str, Any]]:
+def first_row(path: Path) -> dict[str, Any]:
+    """nanoGPT's row of an earlier call, from its file of results.
+
+    Raises:
+        PeerError: if there is no such row.
+    """
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))["rows"][0]
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise PeerError(f"--theirs {path}: {error}; name a file of --json") from error
+    return row
+
+
+def measured(checkout: Path, text: Split, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row per training, nanoGPT's first, printed one by one."""
-    print(f"{'':28}{'updates':>8}{'training, s':>13}{'of its time':>13}{'nats':>8}", flush=True)
+    print(
+        f"{'':34}{'updates':>8}{'training, s':>13}{'cpu, s':>9}{'of its time':>13}{'nats':>8}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         theirs = folder / "nanogpt"
         shutil.copytree(checkout, theirs, ignore=shutil.ignore_patterns(".git", "out*", "*.bin"))
         write_for_nanogpt(theirs / "data" / DATASET, text)
         write_for_ours(folder / "text", text)
-        first = their_row(theirs, tiny=tiny)
+        if args.theirs is None:
+            first = their_row(theirs, tiny=args.tiny)
+        else:
+            first = first_row(args.theirs)
         yield said(first, first)
-        print(f"{'  its blocks overlapping':62}{first['nats_in_overlapping_blocks']:8.3f}")
+        print(f"{'  its blocks overlapping':77}{first['nats_in_overlapping_blocks']:8.3f}")
         for i, training in enumerate(TRAININGS):
-            row = our_row(training, folder / "text", folder / f"run_{i}", tiny=tiny)
+            row = our_row(training, folder / "text", folder / f"run_{i}", tiny=args.tiny)
             yield said(row, first)
 
 
@@ -274,8 +307,8 @@ def said(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     """The row with its share of the first one's time, after a line that says it."""
     share = row["train_s"] / first["train_s"]
     print(
-        f"{row['program']:28}{row['updates']:8,}{row['train_s']:13.1f}{share:13.2f}"
-        f"{row['nats_per_character']:8.3f}",
+        f"{row['program']:34}{row['updates']:8,}{row['train_s']:13.1f}"
+        f"{row['train_cpu_s']:9.1f}{share:13.2f}{row['nats_per_character']:8.3f}",
         flush=True,
     )
     return row | {"share_of_its_time": share}
@@ -288,6 +321,9 @@ def main() -> None:
     parser.add_argument("checkout", type=Path, metavar="NANOGPT_FOLDER", help="a checkout of it")
     parser.add_argument("text", type=Path, metavar="TEXT", help="a file of UTF-8 text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument(
+        "--theirs", type=Path, metavar="FILE", help="of an earlier --json: its row of nanoGPT"
+    )
     parser.add_argument("--tiny", action="store_true", help="two updates of models of no weight")
     args = parser.parse_args()
     if not args.checkout.is_dir():
@@ -305,7 +341,7 @@ def main() -> None:
     say_machine()
     about = {"train_characters": len(text.train), "valid_characters": len(text.valid)}
     try:
-        write_as_found(args.json, measured(args.checkout, text, tiny=args.tiny), **about)
+        write_as_found(args.json, measured(args.checkout, text, args), **about)
     except PeerError as error:
         raise SystemExit(f"failed: {error}") from error
 

@@ -17,6 +17,7 @@ from benchmarks.nanogpt import (
     DATASET,
     TRAININGS,
     Training,
+    first_row,
     nats_in_blocks,
     nats_in_overlapping_blocks,
     our_row,
@@ -180,6 +181,16 @@ def test_the_command_has_a_row_for_each_training(
     assert "cpu" in results["machine"]
     assert len(capsys.readouterr().out.splitlines()) == 3 + len(rows)
     assert sorted(checkout.rglob("*")) == before
+
+
+def test_a_row_of_nanogpt_is_taken_from_an_earlier_call(tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps({"rows": [{"program": "nanoGPT", "train_s": 7.0}]}))
+    assert first_row(earlier)["train_s"] == 7
+    earlier.write_text(json.dumps({"rows": []}))
+    for path in (earlier, tmp_path / "nowhere"):
+        with pytest.raises(PeerError, match=f"--theirs {path}: .*; name a file of --json"):
+            first_row(path)
 
 
 def test_bad_arguments_are_one_line(
