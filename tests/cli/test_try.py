@@ -259,10 +259,9 @@ def test_it_trains_reads_samples_and_ends_in_a_sentence(here: Here) -> None:
     assert list(found["against"]) == ["none"]
     assert here.row("eval --work_dir runs/try-mine --data mine.txt --split test")["tokens"] > 0
     out = here(f"try mine.txt --dataset characters {SMALL} --eval_tgt_len 8 --minutes 1e-9").out
-    assert (
-        "says what it is worth: txl try mine.txt --minutes 1e-09 --against none"
-        in out.splitlines()[-1]
-    )
+    advised = "says what it is worth: txl try mine.txt --dataset characters --minutes 1e-09"
+    assert f"{advised} --against none" in out.splitlines()[-1]
+    assert "a larger one: txl try mine.txt --dataset characters --preset small" in out
 
 
 def test_a_text_with_hardly_any_spaces_is_counted_in_characters_and_its_notice_said_once(

@@ -77,6 +77,8 @@ MOST_USED = (
     "seed",
     "preset",
 )
+READING = ("dataset", "documents", "text_field", "tokenizer")
+"""Flags that say how a text is read."""
 RESULT = "try.json"
 """In the run folder: the verdict with its figures."""
 
@@ -464,7 +466,7 @@ def say(trial: Trial, verdict: Verdict, run: Path, typed: Typed) -> None:
     )
     if verdict.beyond is not None:
         print_line(f"| beyond the memory of the training: {verdict.beyond.claim()}")
-    text = shlex.join(names_in(typed["data"]))
+    text = text_as_typed(typed)
     minutes = 6 * typed["minutes"]
     longer = f"txl train --work_dir {shlex.quote(str(run))} --resume --minutes {minutes:g}"
     print_line(
@@ -475,12 +477,18 @@ def say(trial: Trial, verdict: Verdict, run: Path, typed: Typed) -> None:
 def advice(typed: Typed) -> str:
     """What one model does not say, and the command that answers it."""
     minutes = typed["minutes"]
-    text = shlex.join(names_in(typed["data"]))
+    text = text_as_typed(typed)
     after = f"this is of one model after {minutes:g} minutes"
     if minutes == 1:
         after = "this is of one model after 1 minute"
     command = f"txl try {text} --minutes {minutes:g} --against none"
     return f"{after}; a second one without memory says what it is worth: {command}"
+
+
+def text_as_typed(typed: Typed) -> str:
+    """The words of a command line that name the text, and the flags that say how it is read."""
+    reading = {name: typed[name] for name in READING if name in typed}
+    return shlex.join([*names_in(typed["data"]), *as_words(reading)])
 
 
 def row_of(trial: Trial, borders: str, mem_len: int) -> Row:
