@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, current_value
 from txl.cli.presets import PRESETS, Entry, words_of
-from txl.cli.settings_file import words_of_file
+from txl.cli.settings_file import NAMES_ELSEWHERE, words_of_file
 from txl.config import NamesParts, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
 from txl.plugins import PLUGIN_HELP, is_from_file
@@ -437,15 +437,20 @@ def _unknown_message(words: Sequence[str], known: set[str]) -> str:
             f"{words[0]}: not a flag, and no flag before it takes it as a value; quote values with"
             " spaces; see --help"
         )
-    bare = {name.removeprefix("--"): name for name in known}
-    close = []
-    for name in names:
-        close.append(difflib.get_close_matches(name.removeprefix("--"), bare, n=1, cutoff=0.75))
+    hints = [_hint(name.removeprefix("--"), known) for name in names]
     if len(names) == 1:
-        return f"{names[0]}: no such flag; " + (
-            f"did you mean --{close[0][0]}?" if close[0] else "see --help"
-        )
-    hints = []
-    for name, c in zip(names, close, strict=True):
-        hints.append(f"{name} (did you mean --{c[0]}?)" if c else name)
-    return f"{', '.join(hints)}: no such flags; see --help"
+        return f"{names[0]}: no such flag; {hints[0] or 'see --help'}"
+    each = []
+    for name, hint in zip(names, hints, strict=True):
+        each.append(f"{name} ({hint})" if hint else name)
+    return f"{', '.join(each)}: no such flags; see --help"
+
+
+def _hint(name: str, known: set[str]) -> str:
+    """What a flag that there is not may be here; empty if nothing is like it."""
+    here = NAMES_ELSEWHERE.get(name)
+    if here is not None and f"--{here}" in known:
+        return f"here it is --{here}"
+    bare = [flag.removeprefix("--") for flag in known]
+    near = difflib.get_close_matches(name, bare, n=1, cutoff=0.75)
+    return f"did you mean --{near[0]}?" if near else ""

@@ -20,14 +20,16 @@ _PARTS_OF_A_RUN = ("data", "model", "context", "train")
 """Of the config.json of a checkpoint; what else it holds is no setting."""
 _OF_ONE_RUN = ("work_dir", "resume", "overwrite", "max_hours")
 _BY_FLAG_ONLY = ("config", "config_file", "help", "plugin")
-_ELSEWHERE = {
+NAMES_ELSEWHERE = {
     # nanoGPT
     "block_size": "tgt_len",
     "n_embd": "d_model",
     "learning_rate": "lr",
     "min_lr": "eta_min",
     "max_iters": "max_step",
+    "lr_decay_iters": "max_step_scheduler",
     "warmup_iters": "warmup_step",
+    "eval_iters": "max_eval_steps",
     "grad_clip": "clip",
     "out_dir": "work_dir",
     # transformers
@@ -160,8 +162,8 @@ def _require_setting(path: Path, key: Any, flags: Collection[str]) -> None:
     require(key not in _BY_FLAG_ONLY, f"{path}: {key}: give it on the command line, as --{key}")
     if f"--{key}" in flags:
         return
-    if key in _ELSEWHERE:
-        hint = f"here it is {_ELSEWHERE[key]}"
+    if key in NAMES_ELSEWHERE:
+        hint = f"here it is {NAMES_ELSEWHERE[key]}"
     else:
         names = {flag.removeprefix("--") for flag in flags}
         near = difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.6)
