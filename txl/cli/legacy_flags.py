@@ -146,6 +146,8 @@ def answer_legacy_flags(values: dict[str, Any]) -> None:
             value = value[0]
         if value is None:
             continue
+        if name == "fp16" and values.get("dtype") in ("float16", "bfloat16"):
+            continue  # as in NVIDIA's configurations, over which a typed --dtype wins
         if name in _REFUSED and _HARMLESS.get(name) != value:
             raise UsageError(f"--{name}: {_REFUSED[name].advice}")
         if name in _NO_EFFECT:
