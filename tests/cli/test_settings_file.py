@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.conftest import BEFORE, Here, config_of, pointed
 
+PAGES = Path(__file__).parents[2] / "docs"
 TINY = {
     "dataset": "text",
     "data": "text",
@@ -60,6 +61,7 @@ default:
   train:
     <<: *train
     max_step: 2
+    fp16: true
 """
 
 
@@ -111,9 +113,17 @@ def test_a_table_is_for_one_program(here: Here) -> None:
     here("generate --config all.toml")
 
 
+def test_the_file_of_the_page_is_read_by_all_programs(here: Here) -> None:
+    page = (PAGES / "training.md").read_text()
+    Path("mine.toml").write_text(page.split("```toml\n")[1].split("```")[0])
+    assert here.rows("eval --config mine.toml")
+    here("generate --config mine.toml --length 3")
+
+
 def test_configurations_of_nvidia_are_read_by_name(here: Here) -> None:
     Path("wt103.yaml").write_text(NVIDIA)
-    here("train --config_file wt103.yaml --config 2gpu")
+    assert "--fp16: use --dtype" in here.refused("train --config_file wt103.yaml --config 2gpu")
+    here("train --config_file wt103.yaml --config 2gpu --dtype bfloat16")
     train = config_of(Path("new"))["train"]
     assert (train["optim"], train["max_step"], train["eta_min"]) == ("lamb", 2, 0.001)
     for flags in ("--config_file wt103.yaml --config default", "--config wt103.yaml"):
