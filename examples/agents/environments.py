@@ -1,11 +1,12 @@
 """Environments in which the past matters, many at a time (gymnasium's vector environments)."""
 
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorObservationWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorObservationWrapper
 
 from txl.config import UsageError
 
@@ -77,6 +78,8 @@ def make(name: str, n_env: int) -> VectorEnv:
     if name == "cartpole":
         return MaskedVelocities(gymnasium.make_vec("CartPole-v1", n_env))
     try:
-        return gymnasium.make_vec(name, n_env)
+        if gymnasium.spec(name).vector_entry_point is not None:
+            return gymnasium.make_vec(name, n_env)
+        return SyncVectorEnv([partial(gymnasium.make, name)] * n_env)  # a checkpoint pickles it
     except gymnasium.error.Error as error:
         raise UsageError(f"--env {name}: {str(error).splitlines()[0]}; name another") from None

@@ -81,7 +81,7 @@ def test_velocities_are_hidden_and_unknown_environments_refused() -> None:
         make("no-such-thing-v0", 3)
 
 
-@pytest.mark.parametrize("env", ["tmaze", "cartpole"])
+@pytest.mark.parametrize("env", ["tmaze", "cartpole", "Acrobot-v1"])
 def test_a_training_that_goes_on_is_as_if_never_stopped(env: str, tmp_path: Path) -> None:
     whole = ppo.Training(replace(SMALL, env=env, work_dir=str(tmp_path / "whole")))
     whole.run()
