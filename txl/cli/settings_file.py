@@ -32,11 +32,13 @@ NAMES_ELSEWHERE = {
     "eval_iters": "max_eval_steps",
     "grad_clip": "clip",
     "out_dir": "work_dir",
+    "start": "prompt",
     # transformers
     "hidden_size": "d_model",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
     "intermediate_size": "d_inner",
+    "max_new_tokens": "length",
     "max_steps": "max_step",
     "warmup_steps": "warmup_step",
     "per_device_train_batch_size": "local_batch_size",
