@@ -57,9 +57,15 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             sees_past = config["mem_len"] > 1
             name = f"memory of {config['mem_len']} steps" if sees_past else "no memory"
             color, style = ("C0", "-") if sees_past else ("0.6", "--")
+            if not row["curve"]:
+                continue  # fewer updates than are averaged
             places, returns = zip(*row["curve"], strict=True)
             axes.plot(np.array(places) / 1000, returns, style, color=color, lw=1, label=name)
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        if not handles:
+            axes.text(
+                0.5, 0.5, f"fewer than {SMOOTH} updates", ha="center", transform=axes.transAxes
+            )
         axes.legend(handles.values(), handles.keys(), fontsize=8)
         axes.set(title=task, xlabel="thousand steps", ylabel="return")
         axes.grid(alpha=0.3)
