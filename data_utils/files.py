@@ -80,6 +80,12 @@ def sources_of(data: tuple[str, ...] | str) -> Sources:
         for path in argument.files:
             sources.splits[path] = _split_below(root, path)
         sources.left_out.extend(argument.left_out)
+    named = set(sources.splits.values())
+    if "" in named and "train" not in named:
+        # among files without a split, npm-install-test.md is about a test, and test.md is one
+        for root, argument in zip(roots, arguments, strict=True):
+            for path in argument.files:
+                sources.splits[path] = _split_below(root, path, is_whole=True)
     return sources
 
 
@@ -179,10 +185,18 @@ def require_regular(path: Path) -> None:
         raise DataError(f"{path}: {what}; {advice}")
 
 
-def _split_below(root: str, path: Path | str) -> str:
-    """The split that a path below `root` names last; empty if it names none."""
+def _split_below(root: str, path: Path | str, *, is_whole: bool = False) -> str:
+    """The split that a path below `root` names last; empty if it names none.
+
+    Args:
+        is_whole: the name is all of that of a file, without what is behind a dot, or of a folder.
+    """
     for part in reversed(Path(os.path.abspath(path)).relative_to(root).parts):
-        name = _SPLIT.search(part.lower())
+        if is_whole:
+            part = part.partition(".")[0]
+            name = _SPLIT.fullmatch(part.lower())
+        else:
+            name = _SPLIT.search(part.lower())
         if name is not None:
             return _NAMES.get(name[1], name[1])
     return ""

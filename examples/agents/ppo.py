@@ -248,15 +248,19 @@ class Training:
             written = {"config": asdict(self.config), "returns": self.returns, "curve": self.curve}
             path.write_text(json.dumps(written, indent=1))
 
-    def resume(self) -> None:
-        """Take over the checkpoint of the folder."""
-        path = self.folder / "checkpoint.pt"
-        require(path.is_file(), f"{path}: no checkpoint to go on from; leave --resume out")
-        state = torch.load(path, weights_only=False)  # our own: it holds the environments
+    def resume(self, state: dict[str, Any]) -> None:
+        """Take over a checkpoint, see `checkpoint_in`."""
         self.agent.load_state_dict(state["agent"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.actor, self.curve = pickle.loads(state["actor"]), state["curve"]
         torch.set_rng_state(state["random"])
+
+
+def checkpoint_in(folder: Path) -> dict[str, Any]:
+    """What `Training.save` has written. Raises `UsageError` if it is not there."""
+    path = folder / "checkpoint.pt"
+    require(path.is_file(), f"{path}: no checkpoint to go on from; leave --resume out")
+    return torch.load(path, weights_only=False)  # our own: it holds the environments
 
 
 def new_agent(config: PPOConfig, actor: Actor) -> Agent:
@@ -299,10 +303,15 @@ def returns_of(
 
 
 def main(argv: Sequence[str]) -> None:
-    config = build(PPOConfig, read_flags(argv, PPOConfig, description=__doc__ or ""))
-    training = Training(config)
+    typed = read_flags(argv, PPOConfig, description=__doc__ or "")
+    config = build(PPOConfig, typed)
+    state = None
     if config.resume:
-        training.resume()
+        state = checkpoint_in(Path(config.work_dir))
+        config = build(PPOConfig, typed, **state["config"])  # what is not typed is as it was
+    training = Training(config)
+    if state is not None:
+        training.resume(state)
     training.run()
     for name, other in (("own memory", False), ("memory of another row", True)):
         training.returns[name] = returns_of(training.agent, config, 256, other_row=other)

@@ -38,6 +38,16 @@ CASES: dict[str, tuple[list[str], list[str], list[str]]] = {
     "a glob in it": (BY_NAME, ["test_runs/*.jsonl"], ["train", ""]),
     "files of it and another": ([*BY_NAME, "b.jsonl"], [*BY_NAME, "b.jsonl"], ["train", "", ""]),
     "a folder of such a name": (BY_NAME, ["test_runs"], ["train", ""]),
+    "prose about tests": (
+        ["a.md", "npm-install-test.md", "valid-names.md"],
+        ["../home"],
+        ["", "", ""],
+    ),
+    "a split among others": (
+        ["a.md", "test.part.md", "dev/b.md"],
+        ["../home"],
+        ["", "test", "valid"],
+    ),
     "other names of valid": (OTHERS, ["../home"], ["valid"] * 5),
 }
 

@@ -45,6 +45,13 @@ def test_perplexity_by_memory(panels: Any) -> None:
     (line,) = axes.lines
     assert list(line.get_xdata()) == [0, 10, 20]
     assert list(line.get_ydata()) == pytest.approx([math.exp(n) for n in (6, 5, 4)])
+    assert axes.get_title() == "memory 20 in place of 0: 86.5 % lower perplexity"
+
+
+def test_a_difference_that_is_nothing_does_not_fill_the_picture(panels: Any) -> None:
+    (axes,) = panels(plots.plot_context, [row(0), row(0.001)])
+    bottom, top = axes.get_ylim()
+    assert top - bottom >= 0.02 * math.exp(6) * 0.99
 
 
 def test_losses_by_position(panels: Any) -> None:

@@ -81,6 +81,16 @@ def test_velocities_are_hidden_and_unknown_environments_refused() -> None:
         make("no-such-thing-v0", 3)
 
 
+def test_what_is_not_typed_goes_on_as_it_was(tmp_path: Path) -> None:
+    run = f"--work_dir {tmp_path / 'run'} --n_env 4 --n_step 4 --n_part 2 --d_model 16".split()
+    ppo.main([*run, "--n_update", "1", "--decay", "0.5", "--env", "cartpole"])
+    ppo.main(["--work_dir", str(tmp_path / "run"), "--resume", "--n_update", "2"])
+    curve = json.loads((tmp_path / "run" / "curve.json").read_text())
+    config = curve["config"]
+    assert (config["decay"], config["env"], config["n_step"]) == (0.5, "cartpole", 4)
+    assert len(curve["curve"]) == 2
+
+
 @pytest.mark.parametrize("env", ["tmaze", "cartpole", "Acrobot-v1"])
 def test_a_training_that_goes_on_is_as_if_never_stopped(env: str, tmp_path: Path) -> None:
     whole = ppo.Training(replace(SMALL, env=env, work_dir=str(tmp_path / "whole")))
@@ -89,7 +99,7 @@ def test_a_training_that_goes_on_is_as_if_never_stopped(env: str, tmp_path: Path
     first = ppo.Training(config)
     first.run(until=2)
     second = ppo.Training(config)
-    second.resume()
+    second.resume(ppo.checkpoint_in(second.folder))
     second.run()
     for name, tensor in whole.agent.state_dict().items():
         assert torch.equal(tensor, second.agent.state_dict()[name]), name

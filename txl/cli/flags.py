@@ -37,6 +37,8 @@ from txl.registry import (
 
 Typed = dict[str, Any]
 Groups = dict[str, list[tuple[Field, Any]]]
+_OF_FILES = {registry.flag for registry in (*ALL_PARTS, DATA_SETS)}
+"""Flags whose choices may be in a file of one's own."""
 _CHOICES = {registry.flag: registry for registry in (*ALL_PARTS, ACTIVATIONS, DATA_SETS)}
 
 _CONFIG_HELP = (
@@ -236,7 +238,11 @@ class _Parser(argparse.ArgumentParser):
         self.idle: set[str] = set()
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message.removeprefix("argument "))
+        message = message.removeprefix("argument ")
+        flag = message.partition(":")[0].removeprefix("--")
+        if "invalid choice" in message and flag in _OF_FILES:
+            message += "; the file that defines one of your own is named with --plugin"
+        raise UsageError(message)
 
     def show_help(self, topic: str | None) -> None:
         """Print the flags: all but the idle ones; with a topic the flag of that name and the

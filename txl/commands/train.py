@@ -368,7 +368,8 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int], u
 
 def title_of_start() -> str:
     """The line in log.txt with which a start begins: the time, and the command line."""
-    return f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(sys.orig_argv[1:])}"
+    command = shlex.join(["python", *sys.orig_argv[1:]])
+    return f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {command}"
 
 
 def notices(state: TrainState, n_segment: int) -> list[str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _SIZE = (6.0, 4.0)
 _MOST_PIXELS = 2400
+_LEAST_SPAN = 0.02
+"""Of an axis of perplexity, relative to its level."""
 _GAINS = (0.5, 1, 2, 5, 10, 20, 50, 100)
 """Percent, beside the axis of gains."""
 _LOG = logging.getLogger(__name__)
@@ -122,6 +124,7 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
         drawn += points
     axes.margins(y=0.15)
+    _widen(axes, [y for _, y in drawn])
     shown = _apart(axes, lengths)
     axes.set_xticks(shown, [str(m) for m in shown], minor=False)
     axes.set_xticks([], minor=True)
@@ -138,8 +141,29 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
                 ha="center",
                 fontsize=8,
             )
-    _finish(axes, f"{what} (tokens)", "perplexity", f"Perplexity as the {what} grows")
+    _finish(axes, f"{what} (tokens)", "perplexity", _gain_claim(rows, against, what))
     _save(figure, path, legend_of=axes)
+
+
+def _gain_claim(rows: Sequence[Row], against: str, what: str) -> str:
+    """What the longest memory or segment is worth beside the shortest, in the first curve."""
+    by_length = {}
+    for row in rows:
+        same_curve = (row.split, row.manner) == (rows[0].split, rows[0].manner)
+        if same_curve:
+            by_length.setdefault(getattr(row.context, against), row.score.perplexity)
+    shortest, longest = min(by_length), max(by_length)
+    saved = 100 * (1 - by_length[longest] / by_length[shortest])
+    word = "lower" if saved >= 0 else "higher"
+    return f"{what} {longest} in place of {shortest}: {abs(saved):.1f} % {word} perplexity"
+
+
+def _widen(axes: "Axes", levels: Sequence[float]) -> None:
+    """Let the axis span a fiftieth of what it shows at least: noise does not fill a picture."""
+    middle = (min(levels) + max(levels)) / 2
+    bottom, top = axes.get_ylim()
+    least = middle * _LEAST_SPAN / 2
+    axes.set_ylim(min(bottom, middle - least), max(top, middle + least))
 
 
 def _apart(axes: "Axes", lengths: Sequence[int]) -> list[int]:
@@ -317,6 +341,7 @@ def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
     gain.yaxis.set_major_formatter("{x:g}")
     gain.set_yticks([], minor=True)
     _finish(gain, "context before (tokens)", "relative gain (%)", title)
+    _widen(level, [perplexity(n) for n in result.nats_per_token.flatten().tolist()])
     _finish(level, "context (tokens)", "perplexity", "Perplexity as the context grows")
     _save(figure, path, legend_of=gain)
 
