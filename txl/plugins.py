@@ -10,6 +10,7 @@ Settings of its own are the fields of a dataclass `Settings` inside the class, m
 the model or the training, and its constructor finds them in `config.own`.
 """
 
+import difflib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
@@ -84,8 +85,28 @@ def plugin(file: str | Path) -> None:
         )
         title = getattr(part, "__name__", part.name)
         require(is_dataclass(settings_of(part)), f"{title}.Settings: make it a dataclass")
+        _require_no_slip(part, registry.base)
         registry[part.name] = part
     _loaded[path] = parts
+
+
+def _require_no_slip(part: Any, base: type | None) -> None:
+    """Raise `UsageError` if a class has a method whose name is nearly one of its base: it would
+    never be called.
+    """
+    if base is None or not isinstance(part, type):
+        return
+    known = [name for name in dir(base) if not name.startswith("_")]
+    for name, value in vars(part).items():
+        is_method = callable(value) and not isinstance(value, type)
+        if name.startswith("_") or name in known or not is_method:
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+        require(
+            not near,
+            f"{part.__name__}.{name}: nobody calls it; did you mean {''.join(near)}? (else give it"
+            " another name, or begin it with _)",
+        )
 
 
 def without_plugins(argv: Sequence[str]) -> list[str]:

@@ -363,6 +363,10 @@ def test_a_flag_of_an_optimizer_that_is_not_chosen_is_refused(here: Here, optimi
         ("def f(:\n", "SyntaxError: "),
         (MEMORY.replace('"last_state"', '"fifo"'), "--memory fifo: the name is taken"),
         (MEMORY.replace("    @dataclass\n", ""), "LastState.Settings: make it a dataclass"),
+        (
+            OTHERS.replace("def score(", "def scores("),
+            "scores: nobody calls it; did you mean score?",
+        ),
     ],
 )
 def test_what_is_no_plugin_is_named(tmp_path: Path, text: str, says: str) -> None:

@@ -156,6 +156,12 @@ def test_what_is_no_setting_is_named_with_its_file(here: Here, content: str, sai
         assert "my settings.toml: " in complaint
 
 
+def test_a_setting_of_the_training_is_sent_to_its_table(here: Here) -> None:
+    Path("mine.toml").write_text("n_layer = 2")
+    said = here.refused("eval --config mine.toml")
+    assert "n_layer: no such setting; none of eval.py; one of train.py stands below [train]" in said
+
+
 def test_a_file_that_is_none_is_refused(here: Here) -> None:
     Path("a.ini").write_text("lr = 3")
     Path("list.json").write_text("[1]")

@@ -68,7 +68,7 @@ def words_of_file(
     """
     words: list[str] = []
     for key, value in _settings_in(path, entry, flags, idle, name).items():
-        _require_setting(path, key, flags)
+        _require_setting(path, key, flags, entry)
         if value is None:
             continue
         if value is True:
@@ -158,7 +158,7 @@ def _read_yaml(text: str) -> Any:
         raise ValueError(str(error)) from None
 
 
-def _require_setting(path: Path, key: Any, flags: Collection[str]) -> None:
+def _require_setting(path: Path, key: Any, flags: Collection[str], entry: Entry) -> None:
     """Raise `UsageError` unless a key of a file is a flag."""
     require(isinstance(key, str), f"{path}: {key}: no such setting; names are words")
     require(key not in _BY_FLAG_ONLY, f"{path}: {key}: give it on the command line, as --{key}")
@@ -170,4 +170,6 @@ def _require_setting(path: Path, key: Any, flags: Collection[str]) -> None:
         names = {flag.removeprefix("--") for flag in flags}
         near = difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else "see --help"
+        if entry != "train":
+            hint = f"none of {entry}.py; one of train.py stands below [train]"
     raise UsageError(f"{path}: {key}: no such setting; {hint}")
