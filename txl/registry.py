@@ -2,6 +2,7 @@
 setting.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from importlib import import_module
@@ -75,6 +76,7 @@ class Registry(Mapping[str, Any]):
         return name in self._places or name in self._added
 
 
+@functools.cache  # a start asks for each part some hundred times
 def _at(place: str) -> Any:
     """What stands at `module:name`."""
     module, _, attribute = place.partition(":")
