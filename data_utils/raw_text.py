@@ -20,21 +20,8 @@ _AS_LATIN_1 = tuple(mark.decode("latin1").encode() for mark in (BOM_UTF16_LE, BO
 _NO_ASCII = re.compile(rb"[\x80-\xff](?:[\x80-\xff]|(?<=[\x81-\xfe])[\x40-\x7e](?=[\x80-\xff]))*")
 """A run of bytes that are no ASCII; in Shift-JIS, Big5 and GB18030 the second byte of a character
 may be."""
-
-
 _FOLLOWING = 200
 """Lines after the first that is not UTF-8 that are looked at to tell its encoding."""
-
-
-_OF_SCRIPTS = {
-    "wikitext-103": "wt103",
-    "wikitext-2": "wt2",
-    "penn": "ptb",
-    "enwik8": "enwik8",
-    "text8": "text8",
-    "one-billion-words": "lm1b",
-}
-"""The folders that the scripts read, and the names of their data sets."""
 
 
 class DataError(UsageError):
@@ -155,10 +142,14 @@ def _conversion(content: bytes, bad: int, more: bytes) -> str:
 
 def _how_to_download(folder: Path) -> str:
     """What brings the text of a folder that the scripts read; empty for others."""
-    name = _OF_SCRIPTS.get(folder.name)
-    if name is None:
-        return ""
-    return f", or download {name} there: python -m data_utils.download {name} --out {folder}"
+    from .download import SETS  # for a message only
+
+    for name, published in SETS.items():
+        if Path(published.folder).name == folder.name:
+            return (
+                f", or download {name} there: python -m data_utils.download {name} --out {folder}"
+            )
+    return ""
 
 
 def require_text(path: Path) -> None:
