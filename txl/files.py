@@ -155,6 +155,20 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def append_whole(file: io.FileIO, content: bytes) -> None:
+    """All or nothing: after a write that failed half way, the next record would continue the same
+    line.
+    """
+    begin = os.fstat(file.fileno()).st_size
+    with errors_naming(Path(file.name)):
+        try:
+            while content:
+                content = content[file.write(content) :]
+        except BaseException:
+            os.ftruncate(file.fileno(), begin)
+            raise
+
+
 def _remove_left(path: Path) -> None:
     """Remove a temporary file unless a living writer holds its lock."""
     if not stat.S_ISREG(path.lstat().st_mode):

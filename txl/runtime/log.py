@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from txl.files import errors_naming, not_through_a_link
+from txl.files import append_whole, not_through_a_link
 
 T = TypeVar("T")
 
@@ -89,8 +89,7 @@ class Transcript:
     def _write(self, file: FileIO) -> None:
         text = "\n".join(self._lines) + "\n"
         self._lines.clear()
-        with errors_naming(Path(file.name)):
-            file.write(text.encode(errors="replace"))
+        append_whole(file, text.encode(errors="replace"))
 
     def close(self) -> None:
         """Write no more."""

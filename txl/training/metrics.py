@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from txl.config import UsageError, require
-from txl.files import errors_naming, not_through_a_link, require_no_link, written_whole
+from txl.files import append_whole, not_through_a_link, require_no_link, written_whole
 from txl.ops import processor
 from txl.runtime.records import json_text, parse_json, read_json_lines
 
@@ -158,11 +158,11 @@ class Metrics:
 
     def _record(self, record: dict[str, Any]) -> None:
         if self._records is not None:
-            _append(self._records, json_text(record, indent=None).encode())
+            append_whole(self._records, json_text(record, indent=None).encode())
 
     def _add_event(self, **fields: Any) -> None:
         if self._curves is not None:
-            _append(self._curves, _event(**fields))
+            append_whole(self._curves, _event(**fields))
 
     def __enter__(self) -> "Metrics":
         return self
@@ -279,20 +279,6 @@ def remove_records(work_dir: Path) -> None:
     (work_dir / RECORDS).unlink(missing_ok=True)
     for path in (work_dir / CURVES).glob(f"events.out.tfevents.*{_OURS}"):
         path.unlink()
-
-
-def _append(file: FileIO, content: bytes) -> None:
-    """All or nothing: after a write that failed half way, the next record would continue the same
-    line.
-    """
-    begin = os.fstat(file.fileno()).st_size
-    with errors_naming(Path(file.name)):
-        try:
-            while content:
-                content = content[file.write(content) :]
-        except BaseException:
-            os.ftruncate(file.fileno(), begin)
-            raise
 
 
 def _cut(path: Path, step: int, *, owes_evaluation: bool) -> None:
