@@ -25,7 +25,15 @@ from typing import (
 )
 
 from txl.errors import UsageError, require
-from txl.registry import ACTIVATIONS, PARTS, Registry, default_of, settings_of, settings_of_all
+from txl.registry import (
+    ACTIVATIONS,
+    NORMS,
+    PARTS,
+    Registry,
+    default_of,
+    settings_of,
+    settings_of_all,
+)
 
 S = TypeVar("S")
 
@@ -315,15 +323,21 @@ class ModelConfig(NamesParts):
         1, "each cluster's embedding is this many times narrower than the one before", minimum=1
     )
     not_tied: bool = option(False, "do not tie the word embedding and softmax weights")
+    scale_embedding: bool = option(True, "word embeddings are multiplied by sqrt(d_model)")
+    softmax_bias: bool = option(True, "words have a bias in the softmax")
     tie_projs: tuple[bool, ...] = option(
         (), "per cluster: softmax and embedding share the projection", flag=False
     )
     pre_lnorm: bool = option(
         False, "apply LayerNorm to the input of a sub-layer instead of its output"
     )
-    layer_norm_epsilon: float = option(
-        1e-5, "added to the variance in LayerNorm", flag=False, minimum=0
+    norm: str = option(
+        "layer", "norm of the layers: layer: LayerNorm; rms: RMSNorm, without a mean or a bias"
     )
+    layer_norm_epsilon: float = option(
+        1e-5, "added in a norm to the variance or the mean square", minimum=0
+    )
+    final_norm: bool = option(False, "apply the norm to the output of the last layer")
     reversible: bool = option(
         False,
         "reversible layers: inputs are recomputed from outputs, so no activations are kept; needs"
@@ -337,6 +351,16 @@ class ModelConfig(NamesParts):
         "activation of the feed-forward net; relu2: squared; those with glu: gated, with 2 d_inner"
         " columns",
     )
+    ff_bias: bool = option(True, "the feed-forward net has biases")
+    n_kv_head: int | None = option(
+        None,
+        "heads of keys and values, each read by n_head / n_kv_head heads of queries (not given:"
+        " n_head)",
+        **SIZE,
+    )
+    qkv_bias: bool = option(False, "queries, keys and values have biases")
+    o_bias: bool = option(False, "the output of attention has a bias")
+    qk_norm: bool = option(False, "RMSNorm of queries and keys, head by head, before positions")
     recurrence: Literal["below", "same"] = option(
         "below",
         "what a layer keeps in memory: below: its inputs; same: its outputs, which reach back"
@@ -371,9 +395,12 @@ class ModelConfig(NamesParts):
         require(self.d_model % 2 == 0, f"--d_model {self.d_model}: {even}; use {self.d_model + 1}")
         for settings in self.of_parts():
             settings.require_fits(self)
+        ACTIVATIONS.require_known(self.activation)
+        NORMS.require_known(self.norm)
         require(
-            self.activation in ACTIVATIONS,
-            f"--activation {self.activation}: no such choice; there are {', '.join(ACTIVATIONS)}",
+            self.n_head % self.n_key_head == 0,
+            f"--n_kv_head {self.n_kv_head}: --n_head {self.n_head} is no multiple of it; each head"
+            " of keys is read by as many heads of queries",
         )
         invertible = not self.reversible or self.pre_lnorm
         require(
@@ -401,6 +428,13 @@ class ModelConfig(NamesParts):
             settings = self.settings(settings_of(part))
             if isinstance(settings, PartSettings):
                 yield settings
+
+    @property
+    def n_key_head(self) -> int:
+        """Heads of keys and values."""
+        if self.n_kv_head is None:
+            return self.n_head
+        return self.n_kv_head
 
     def _check_cutoffs(self) -> None:
         given = " ".join(map(str, self.cutoffs))

@@ -78,8 +78,9 @@ def test_what_is_far_is_not_rounded_to_half_precision() -> None:
     assert torch.equal(sinusoid(far, 8, half), sinusoid(far, 8, torch.float32).to(half))
     pos, span = encoding("rotary"), Span(4000, 1)
     q, k = torch.randn(1, 2, 1, H).to(half), torch.randn(1, 2, 4001, H).to(half)
-    exact = pos.transform_qk(q.float(), k.float(), span)
-    assert all(map(torch.equal, pos.transform_qk(q, k, span), [x.to(half) for x in exact]))
+    exact = pos.transform_qk(q.float(), k.float(), pos.prepare(span, like=q.float()), span)
+    rounded = pos.transform_qk(q, k, pos.prepare(span, like=q), span)
+    assert all(map(torch.equal, rounded, [x.to(half) for x in exact]))
     rows_SN = encoding("alibi").prepare(span, like=torch.zeros(1, dtype=half))
     assert len(rows_SN.unique(dim=0)) == 4001
 
@@ -90,8 +91,9 @@ def test_turning_keeps_distances_however_far_the_window_reaches() -> None:
         torch.randn(1, 2, 1, H).double(),
         torch.randn(1, 2, 1001, H).double(),
     )
-    far_q, far_k = pos.transform_qk(q, k, Span(1000, 1))
-    near_q, near_k = pos.transform_qk(q, k[:, :, -5:], Span(4, 1))
+    far, near = Span(1000, 1), Span(4, 1)
+    far_q, far_k = pos.transform_qk(q, k, pos.prepare(far, like=q), far)
+    near_q, near_k = pos.transform_qk(q, k[:, :, -5:], pos.prepare(near, like=q), near)
     torch.testing.assert_close((far_q @ far_k.mT)[..., -5:], near_q @ near_k.mT, rtol=0, atol=1e-12)
 
 

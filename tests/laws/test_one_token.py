@@ -176,7 +176,7 @@ def test_an_encoding_that_changes_queries_and_keys_too_is_read_by_the_layers(
 ) -> None:
     seen: list[object] = []
     monkeypatch.setattr(
-        RelSinusoid, "transform_qk", lambda self, q, k, span: seen.append(span) or (q, k)
+        RelSinusoid, "transform_qk", lambda self, q, k, feats, span: seen.append(span) or (q, k)
     )
     model = build("plain")
     Frozen(model)(token_BT[:, :1], Frozen(model).fresh_memory(2), CONTEXTS["far"])

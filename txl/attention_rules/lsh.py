@@ -94,7 +94,7 @@ class LshAttention(nn.Module):
         bucket_RBNS = self.buckets(k_BNSH)
         k_BNSH = F.normalize(widened(k_BNSH), dim=-1)  # 1e-12 is 0 in float16
         k_BNSH = k_BNSH * k_BNSH.shape[-1] ** 0.5
-        q_BNTH, k_BNSH = pos.transform_qk(q_BNTH, k_BNSH.type_as(q_BNTH), span)
+        q_BNTH, k_BNSH = pos.transform_qk(q_BNTH, k_BNSH.type_as(q_BNTH), feats, span)
         return sorted_chunks(
             pos.scale * q_BNTH, k_BNSH, v_BNSH, bucket_RBNS, reach=self.reach, span=span
         )

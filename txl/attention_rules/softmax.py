@@ -33,6 +33,10 @@ class SoftmaxAttention(RelativeSoftmax):
     @classmethod
     def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> RelativeSoftmax:
         """See `AttentionRule.of_model`: the paper's where that is all that a model needs."""
+        if config.n_key_head < config.n_head:
+            from txl.attention_rules.grouped import GroupedSoftmaxAttention  # derives from this
+
+            return GroupedSoftmaxAttention(config, dropatt=dropatt)
         weighs_keys = MEMORIES[config.memory].traits.weighs_keys
         if POSITIONS[config.position].is_relative() and not weighs_keys:
             return RelativeSoftmax(config, dropatt=dropatt)
@@ -58,21 +62,41 @@ class SoftmaxAttention(RelativeSoftmax):
         if path == "relative" and factors_too:
             return super().forward(q_BNTH, k_BNSH, v_BNSH, pos=pos, feats=feats, span=span)
         if path == "scaled_dot_product_attention":
-            if self.training:
-                dropout = self.drop.p
-            else:
-                dropout = 0.0
+            mask = None
             is_triangle = is_plain_triangle(span)
-            if is_triangle:
-                mask = None
-            else:
-                mask = span.mask(q_BNTH.device)
-            if log_weight_BTS is not None:
-                hidden = ~span.mask(q_BNTH.device)
-                mask = log_weight_BTS[:, None].masked_fill(hidden, -torch.inf).to(q_BNTH.dtype)
-            return F.scaled_dot_product_attention(
-                q_BNTH, k_BNSH, v_BNSH, mask, dropout, is_causal=is_triangle, scale=pos.scale
-            )
+            if not is_triangle:
+                mask = mask_of(span, q_BNTH)
+            return self.by_product(q_BNTH, k_BNSH, v_BNSH, pos.scale, mask, is_triangle=is_triangle)
+        return self._by_definition(q_BNTH, k_BNSH, v_BNSH, pos, feats, span)
+
+    def by_product(
+        self,
+        q_BNTH: Tensor,
+        k_BNSH: Tensor,
+        v_BNSH: Tensor,
+        scale: float,
+        mask: Tensor | None,
+        *,
+        is_triangle: bool = False,
+    ) -> Tensor:
+        """Attention of an encoding that has no terms of its own, by PyTorch's operator."""
+        dropout = 0.0
+        if self.training:
+            dropout = self.drop.p
+        return F.scaled_dot_product_attention(
+            q_BNTH, k_BNSH, v_BNSH, mask, dropout, is_causal=is_triangle, scale=scale
+        )
+
+    def _by_definition(
+        self,
+        q_BNTH: Tensor,
+        k_BNSH: Tensor,
+        v_BNSH: Tensor,
+        pos: PositionEncoding,
+        feats: Tensor,
+        span: Span,
+    ) -> Tensor:
+        log_weight_BTS = span.log_weight_BTS
         logit_BNTS = logits(q_BNTH, k_BNSH, pos, feats, span)
         if log_weight_BTS is not None:
             logit_BNTS = logit_BNTS + log_weight_BTS[:, None]
@@ -83,6 +107,16 @@ class SoftmaxAttention(RelativeSoftmax):
         if (term := pos.value(prob_BNTS, feats, span)) is not None:
             out_BNTH = out_BNTH + term
         return out_BNTH
+
+
+def mask_of(span: Span, like: Tensor) -> Tensor:
+    """What is added to logits in the dtype of `like`, where keys have factors; else where a query
+    may attend. (T, S), or (B, 1, T, S).
+    """
+    mask = span.mask(like.device)
+    if span.log_weight_BTS is None:
+        return mask
+    return span.log_weight_BTS[:, None].masked_fill(~mask, -torch.inf).to(like.dtype)
 
 
 def is_plain_triangle(span: Any) -> bool:

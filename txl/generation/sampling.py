@@ -231,7 +231,7 @@ def beam_search(
     if not prompt:
         raise ValueError("the prompt is empty: the model needs at least one token to continue")
     n_kept = min(context.mem_len + context.tgt_len, len(prompt) + length)
-    of_keys = 2 * model.config.n_layer * n_kept * model.config.n_head * model.config.d_head
+    of_keys = 2 * model.config.n_layer * n_kept * model.config.n_key_head * model.config.d_head
     of_words = 3 * model.config.n_token  # log-probabilities, their sums, and what is sorted
     require_room(2 * num_beams * (of_keys + of_words), model.device, f"--num_beams {num_beams}")
     beams = _Beams(model, context, prompt, no_repeat_ngram_size)

@@ -106,7 +106,8 @@ def _read_key_values(
     if span.since_BT is None and one_token.serves(
         model.layers, h_BTD, memory, context, is_reversible=is_reversible
     ):
-        return one_token.read(model.layers, h_BTD, memory, context, span.window)
+        h_BTD, memory = one_token.read(model.layers, h_BTD, memory, context, span.window)
+        return model.drop(model.final_norm(h_BTD)), memory
     ended = None
     if span.since_BT is not None:
         span = replace(span, since_BT=span.since_BT.to(h_BTD.device, non_blocking=True))
@@ -117,7 +118,7 @@ def _read_key_values(
     h_BTD, memory = _through_layers(model, h_BTD, memory, context, span)
     if ended is not None:
         h_BTD = ended.marked(h_BTD)
-    return model.drop(h_BTD), memory
+    return model.drop(model.final_norm(h_BTD)), memory
 
 
 def _through_layers(

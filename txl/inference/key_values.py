@@ -24,7 +24,7 @@ class KeyValues:
 
     def empty(self, config: ModelConfig, batch_size: int, *, like: Tensor) -> KeyValue:
         """The memory of a layer before the first segment."""
-        return KeyValue.empty(batch_size, config.n_head, config.d_head, like=like)
+        return KeyValue.empty(batch_size, config.n_key_head, config.d_head, like=like)
 
     def of_hidden(self, layer: Any, empty: KeyValue, state: State) -> KeyValue:
         """What is remembered as hidden states, put into an empty memory."""

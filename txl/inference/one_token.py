@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from txl.attention_rules.grouped import GroupedSoftmaxAttention
 from txl.config import Context
 from txl.inference.key_value import KeyValue
 from txl.inference.key_values import KeyValueMemory, KeyValues
@@ -43,7 +44,7 @@ def serves(
     is_plain = not (layer.training or context.ext_len)
     has_rule = isinstance(attn.rule, RelativeSoftmax) and attn.rule.impl in ("auto", "dense")
     is_cast = (
-        attn.q_net.weight.dtype == product_dtype(h_BTD)
+        attn.v_net.weight.dtype == product_dtype(h_BTD)
         and layer.attn_norm.weight.dtype == h_BTD.dtype
     )
     is_known = h_BTD.device.type == "cpu" and is_plain and has_rule and is_cast
@@ -57,7 +58,16 @@ def serves(
 def _is_served(layer: Layer) -> bool:
     """`_Reader` computes what this kind of layer does."""
     attn = layer.attn
-    return attn.pos.is_relative() and type(attn) is Attention and layer.attn_gate is torch.add
+    is_plain = type(attn) is Attention and not isinstance(attn.rule, GroupedSoftmaxAttention)
+    has_biases = attn.v_net.bias is not None
+    is_summed = layer.attn_gate is torch.add and isinstance(layer.attn_norm, nn.LayerNorm)
+    return (
+        attn.pos.is_relative()
+        and is_plain
+        and is_summed
+        and not has_biases
+        and type(attn.q_net) is type(attn.v_net)
+    )
 
 
 def _is_as_built(layer: Layer) -> bool:

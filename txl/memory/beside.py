@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
 from txl.model.memory import Reading, State
+from txl.model.projections import per_query_head
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
 from txl.model.streams import grown
@@ -68,6 +69,10 @@ class BesideAttention(MemoryRule):
         self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any
     ) -> State:
         """The state after a segment that the layer read as `new`."""
+
+    def keys_and_values(self, layer: Any, x_BLD: Tensor) -> tuple[Tensor, ...]:
+        """Those of tokens that have left the window, for each head of queries, (B, N, L, H) each."""
+        return per_query_head(len(self.gate_N), *layer.keys_and_values(x_BLD))
 
     def joined(self, read_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
         """A."""

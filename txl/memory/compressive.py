@@ -8,14 +8,15 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from txl.config import Context, ModelConfig, PartSettings, option
 from txl.memory.beside import BESIDE
 from txl.model.memory import Reading, State
+from txl.model.projections import per_query_head
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
 from txl.model.streams import grown
-from txl.ops.linear import linear
 
 
 def _idle(context: Context) -> str:
@@ -188,22 +189,23 @@ def _attention(
     layer's weights take no gradient.
     """
     attn = layer.attn
-    norm = layer.attn_norm
-    weights = []
-    for net in (attn.q_net, attn.k_net, attn.v_net):
-        weights.append(net.weight.detach())
     if layer.pre_lnorm:
-        of_norm = norm.weight.detach(), norm.bias.detach(), norm.eps
-        h_BTD, mem_BMD = (F.layer_norm(x, x.shape[-1:], *of_norm) for x in (h_BTD, mem_BMD))
-    states = (h_BTD.detach(), mem_BMD, mem_BMD)
-    q, k, v = (
-        linear(x, w).unflatten(-1, (attn.n_head, -1)).transpose(1, 2)
-        for x, w in zip(states, weights, strict=True)
-    )
-    logit_BNTM = scale * q @ k.mT
+        h_BTD = _with_fixed_weights(layer.attn_norm, h_BTD)
+        mem_BMD = _with_fixed_weights(layer.attn_norm, mem_BMD)
+    q_BNTH = attn.heads(_with_fixed_weights(attn.q_net, h_BTD.detach()))
+    k_BKMH = attn.heads(_with_fixed_weights(attn.k_net, mem_BMD))
+    v_BKMH = attn.heads(_with_fixed_weights(attn.v_net, mem_BMD))
+    k_BNMH, v_BNMH = per_query_head(q_BNTH.shape[1], k_BKMH, v_BKMH)
+    logit_BNTM = scale * q_BNTH @ k_BNMH.mT
     if sees is None:
-        return logit_BNTM.softmax(-1), v
-    return logit_BNTM.masked_fill(~sees, -torch.inf).softmax(-1).nan_to_num(0.0), v
+        return logit_BNTM.softmax(-1), v_BNMH
+    return logit_BNTM.masked_fill(~sees, -torch.inf).softmax(-1).nan_to_num(0.0), v_BNMH
+
+
+def _with_fixed_weights(module: nn.Module, x: Tensor) -> Tensor:
+    """What a module makes of x, with a gradient for x only."""
+    fixed = {name: weight.detach() for name, weight in module.named_parameters()}
+    return functional_call(module, fixed, (x,))
 
 
 def _most_used(plain_BMD: Tensor, used_BM: Tensor, n_block: int, rate: int) -> Tensor:

@@ -75,7 +75,7 @@ class Infini(BesideAttention):
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
         if not left_BLD.shape[1]:
             return State(hidden_BMD, state.extra)
-        k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
+        k_BNLH, v_BNLH = self.keys_and_values(layer, left_BLD)
         k_BNLH = _feature(k_BNLH)
         v_BNLH = v_BNLH.to(state.extra["norm"].dtype)
         matrix_BNHH = state.extra["matrix"]

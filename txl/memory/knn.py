@@ -145,7 +145,7 @@ class Knn(BesideAttention):
             goes_on_B, stays_BL = same_document(span, n_left)
             n_own_B = n_own_B * goes_on_B + stays_BL.sum(1)
         with torch.no_grad():
-            k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
+            k_BNLH, v_BNLH = self.keys_and_values(layer, left_BLD)
         extra = {}
         for name, new_BNLH in (("keys", F.normalize(k_BNLH, dim=-1)), ("values", v_BNLH)):
             old_BNLH = state.extra[name]

@@ -109,7 +109,7 @@ class Neural(BesideAttention):
             return State(hidden_BMD, state.extra)
         extra = dict(state.extra)
         dtype = state.extra["learned1"].dtype
-        k_BNLH, v_BNLH = (x.to(dtype) for x in layer.keys_and_values(left_BLD))
+        k_BNLH, v_BNLH = (x.to(dtype) for x in self.keys_and_values(layer, left_BLD))
         rates = self.rates(left_BLD).to(dtype).sigmoid().unflatten(-1, (-1, 3)).permute(3, 0, 2, 1)
         forget_BNL, momentum_BNL, rate_BNL = rates
         if span.since_BT is not None:

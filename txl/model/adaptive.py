@@ -23,7 +23,7 @@ def _table(*shape: int) -> nn.Parameter:
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Token ids to hidden states, scaled by sqrt(d_model).
+    """Token ids to hidden states, scaled by sqrt(d_model) unless `scale_embedding` is off.
 
     With div_val 1 all clusters share one table, projected only if d_embed differs from d_model;
     with a larger div_val each cluster has a table and a projection.
@@ -32,7 +32,7 @@ class AdaptiveEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.n_token = config.n_token
-        self.d_model = config.d_model
+        self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self.sizes = config.cluster_sizes
         widths = config.cluster_widths
         if config.div_val == 1:
@@ -61,7 +61,7 @@ class AdaptiveEmbedding(nn.Module):
             h_BTD = self._by_cluster(token_BT.flatten(), tables).view(*token_BT.shape, -1)
         if is_autocast_on(h_BTD.device):  # weights in half precision; sums of layers are not
             h_BTD = widened(h_BTD)
-        return h_BTD * self.d_model**0.5
+        return h_BTD * self.scale
 
     def _by_cluster(self, token_L: Tensor, tables: list[Tensor] | None) -> Tensor:
         place_P, order_P, lengths = members(token_L, self.sizes, self.projs[0].device)
@@ -97,7 +97,9 @@ class AdaptiveSoftmax(nn.Module):
         self.n_tail = len(self.sizes) - 1
         tables = embedding.tables
         self.tables = nn.ParameterList(_table(*t.shape) if config.not_tied else t for t in tables)
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(len(t))) for t in self.tables)
+        self.biases = nn.ParameterList()
+        if config.softmax_bias:
+            self.biases.extend(nn.Parameter(torch.zeros(len(t))) for t in self.tables)
         self.projs = nn.ParameterList()
         for i in range(len(self.sizes) if len(embedding.projs) else 0):
             of_words = embedding.projs[0 if config.div_val == 1 else i]
@@ -151,7 +153,7 @@ class AdaptiveSoftmax(nn.Module):
     def parameters_of(self, tables: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
         """Weights and biases of all clusters; the head's last part are the tail clusters' entries."""
         weights = [*tables]
-        biases = [*self.biases]
+        biases = self.biases_of(tables)
         if len(weights) < len(self.sizes):  # one split has one gradient table, slices one each
             weights = [*weights[0].split(self.sizes)]
             biases = [*biases[0].split(self.sizes)]
@@ -160,6 +162,10 @@ class AdaptiveSoftmax(nn.Module):
             parts[0][0].append(self.cluster_weight)
             parts[1][0].append(self.cluster_bias)
         return parts
+
+    def biases_of(self, tables: Sequence[Tensor]) -> list[Tensor]:
+        """One for each word of the tables; zeros where words have none."""
+        return [*self.biases] or [table.new_zeros(len(table)) for table in tables]
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""

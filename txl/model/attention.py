@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from txl.config import KEEP_MIB, ModelConfig
+from txl.model.projections import build_projection
 from txl.model.span import Span
 from txl.ops.dropout import Dropout
 from txl.ops.linear import Linear
@@ -47,7 +48,7 @@ class RelativeSoftmax(nn.Module):
 
 
 class Attention(nn.Module):
-    """Queries of the new tokens attend to keys and values of [memory, segment]; no biases.
+    """Queries of the new tokens attend to keys and values of [memory, segment].
 
     Queries are projected for new tokens only (the original discards those of the memory); memory
     and segment apart: joined first, the memory would get a gradient, to be discarded.
@@ -56,13 +57,18 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, pos: Any, rule: Any) -> None:
         super().__init__()
         self.n_head = config.n_head
+        self.d_head = config.d_head
         self.pos = pos
         self.rule = rule
+        n_key_head = config.n_key_head
+        has_norm = config.qk_norm
+        self.q_net: Any = build_projection(config, config.n_head, has_norm=has_norm)
+        self.k_net: Any = self.q_net
+        if not rule.shared_qk:
+            self.k_net = build_projection(config, n_key_head, has_norm=has_norm)
+        self.v_net: Any = build_projection(config, n_key_head)
         inner = config.n_head * config.d_head
-        self.q_net = Linear(config.d_model, inner, bias=False)
-        self.k_net = self.q_net if rule.shared_qk else Linear(config.d_model, inner, bias=False)
-        self.v_net = Linear(config.d_model, inner, bias=False)
-        self.o_net = Linear(inner, config.d_model, bias=False)
+        self.o_net: Any = Linear(inner, config.d_model, bias=config.o_bias)
 
     def forward(
         self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None
@@ -94,8 +100,8 @@ class Attention(nn.Module):
         return self.heads(self.k_net(x_BLD)), self.heads(self.v_net(x_BLD))
 
     def heads(self, x_BLE: Tensor) -> Tensor:
-        """(B, L, N H) to (B, N, L, H)."""
-        return x_BLE.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+        """(B, L, N H) to (B, N, L, H); of keys and values N is `n_key_head` of the model."""
+        return x_BLE.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
 
     def joined(self, out_BNTH: Tensor) -> Tensor:
         """The output projection of all heads, (B, T, D)."""

@@ -9,7 +9,7 @@ from txl.ops.linear import Linear
 
 
 class FeedForward(nn.Sequential):
-    """W_2 dropout(activation(W_1 x + b_1)) + b_2, then dropout.
+    """W_2 dropout(activation(W_1 x + b_1)) + b_2, then dropout; no b_1, b_2 without `ff_bias`.
 
     Source: Vaswani et al. 2017, eq. 2.
     """
@@ -20,9 +20,9 @@ class FeedForward(nn.Sequential):
         else:
             n_inner = config.d_inner
         super().__init__(
-            Linear(config.d_model, n_inner),
+            Linear(config.d_model, n_inner, bias=config.ff_bias),
             ACTIVATIONS[config.activation](),
             Dropout(dropout),
-            Linear(config.d_inner, config.d_model),
+            Linear(config.d_inner, config.d_model, bias=config.ff_bias),
             Dropout(dropout),
         )

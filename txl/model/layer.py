@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from txl.config import ModelConfig
 from txl.model.attention import Then
 from txl.model.memory import Reading, State
 from txl.model.span import Span
@@ -14,31 +13,33 @@ from txl.ops.dropout import Dropout
 
 
 class Layer(nn.Module):
-    """Both parts with a residual connection and LayerNorm: of the sum, as in the paper, or of a
-    part's input (`pre_lnorm`). What it attends to before the segment is its memory's to say. A gate
+    """Both parts with a residual connection and a norm: of the sum, as in the paper, or of a part's
+    input (`pre_lnorm`). What it attends to before the segment is its memory's to say. A gate
     joins a part's input and output; None: their sum. `recompute`: activations are computed again.
     """
 
     def __init__(
         self,
-        config: ModelConfig,
         *,
         attn: nn.Module,
         memory: nn.Module,
+        attn_norm: nn.Module,
         ff: nn.Module,
+        ff_norm: nn.Module,
+        pre_lnorm: bool,
         attn_gate: nn.Module | None = None,
         ff_gate: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.pre_lnorm = config.pre_lnorm
+        self.pre_lnorm = pre_lnorm
         self.recompute = False
         self.attn: Any = attn
         self.memory: Any = memory
         self.attn_drop = Dropout(dropout)
-        self.attn_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.attn_norm: Any = attn_norm
         self.ff: Any = ff
-        self.ff_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.ff_norm: Any = ff_norm
         self.attn_gate: Any = attn_gate or torch.add
         self.ff_gate: Any = ff_gate or torch.add
 

@@ -10,7 +10,7 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.model.feed_forward import FeedForward
 from txl.model.layer import Layer, run_layers
 from txl.model.rule import MemoryRule, Run
-from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS, STACKS
+from txl.registry import ATTENTION_RULES, GATES, MEMORIES, NORMS, POSITIONS, STACKS
 
 
 def build_layers(config: ModelConfig, *, dropout: float, dropatt: float) -> Any:
@@ -39,10 +39,12 @@ def build_layer(
         f" as {ModelConfig.position}",
     )
     return pos.layer_class()(
-        config,
         attn=attn,
         memory=memory,
+        attn_norm=build_norm(config),
         ff=FeedForward(config, dropout=dropout),
+        ff_norm=build_norm(config),
+        pre_lnorm=config.pre_lnorm,
         attn_gate=build_gate(config),
         ff_gate=build_gate(config),
         dropout=dropout,
@@ -70,6 +72,18 @@ def build_memory_rule(config: ModelConfig, layer: int) -> MemoryRule:
     does not work with the model."""
     require_works(config.memory, config)
     return MEMORIES[config.memory].of_layer(config, layer)(config)
+
+
+def build_norm(config: ModelConfig) -> nn.Module:
+    """A norm of the hidden states."""
+    return NORMS[config.norm](config.d_model, eps=config.layer_norm_epsilon)
+
+
+def build_final_norm(config: ModelConfig) -> nn.Module:
+    """The norm of the last layer's output; the paper has none."""
+    if config.final_norm:
+        return build_norm(config)
+    return nn.Identity()
 
 
 def build_gate(config: ModelConfig) -> nn.Module | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig, require
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.memory import Reading
-from txl.model.parts import build_layers, require_context, run_of
+from txl.model.parts import build_final_norm, build_layers, require_context, run_of
 from txl.model.span import Span
 from txl.model.streams import Memory, without_ended
 from txl.ops.dropout import Dropout
@@ -32,6 +32,7 @@ class Body(nn.Module):
         self.layers = build_layers(config, dropout=dropout, dropatt=dropatt)
         self.run = run_of(config)
         self.drop = Dropout(dropout)
+        self.final_norm = build_final_norm(config)
         self._served: set[tuple[Context, bool]] = set()  # contexts known to be served
 
     @property
@@ -83,7 +84,7 @@ class Body(nn.Module):
         h_BTD, states = self.run(self.layers, h_BTD, states, reading)
         if ended is not None:
             h_BTD = ended.marked(h_BTD)
-        return Output(self.drop(h_BTD), Memory(states))
+        return Output(self.drop(self.final_norm(h_BTD)), Memory(states))
 
     def require_serves(self, context: Context, *, has_documents: bool) -> None:
         """Raise `UsageError` if a part does not support the context, or documents."""
@@ -99,7 +100,7 @@ class TransformerXL(Body):
         nll_BT, memory = model.nll(input_BT, target_BT, memory, context)
 
     The memory is passed in and returned (None: an empty one); the module keeps no state. `context`
-    holds the lengths, and may change from call to call. With `pre_lnorm` no LayerNorm ends it.
+    holds the lengths, and may change from call to call.
     """
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> None:

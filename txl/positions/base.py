@@ -99,7 +99,9 @@ class PositionEncoding(nn.Module):
         """
         return x_BTD, mem_BMD
 
-    def transform_qk(self, q_BNTH: Tensor, k_BNSH: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+    def transform_qk(
+        self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span
+    ) -> tuple[Tensor, Tensor]:
         """Queries and keys as they enter the dot product."""
         return q_BNTH, k_BNSH
 
@@ -181,7 +183,7 @@ class PlacedAttention(Attention):
     ) -> Tensor:
         """See `Attention.attend`."""
         if not self.rule.shared_qk:
-            q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)
+            q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, feats, span)
         return super().attend(q_BNTH, k_BNSH, v_BNSH, feats, span)
 
 

@@ -22,7 +22,7 @@ def init_weights(model: TransformerXL, config: TrainConfig) -> None:
     init_range) |
     | projections of embeddings and softmax                       | N(0, proj_init_std)
     |
-    | LayerNorm weights                                           | N(1, init_std)
+    | weights of norms                                            | N(1, init_std)
     |
     | biases                                                      | 0
     |
@@ -39,7 +39,7 @@ def init_weights(model: TransformerXL, config: TrainConfig) -> None:
                 projections.add(id(p))
     norms = set()
     for m in model.modules():
-        if isinstance(m, nn.LayerNorm):
+        if isinstance(m, nn.LayerNorm | nn.RMSNorm):
             norms.add(id(m.weight))
     for name, parameter in model.named_parameters():
         if id(parameter) in projections:

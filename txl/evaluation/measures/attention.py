@@ -156,7 +156,7 @@ def probabilities(
     """The attention probabilities (B, N, T, S) of a layer; arguments as for `Attention.forward`."""
     pos = attention.pos
     q_BNTH, k_BNSH, _ = attention.project(x_BTD, mem_BMD, feats, span)
-    q_BNTH, k_BNSH = pos.transform_qk(q_BNTH, k_BNSH, span)
+    q_BNTH, k_BNSH = pos.transform_qk(q_BNTH, k_BNSH, feats, span)
     logit_BNTS = logits(q_BNTH, k_BNSH, pos, pos.project(feats), span)
     return widened(logit_BNTS).masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1)
 

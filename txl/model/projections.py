@@ -1,0 +1,44 @@
+"""Matrices that make queries, keys and values of hidden states, with what some models add to them."""
+
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.ops.linear import Linear
+
+
+class NormedHeads(nn.Module):
+    """A projection whose heads are normed one by one, with one weight for all of them.
+
+    norm(y) = y / sqrt(mean(y^2) + eps) * w         for each head y of W x + b
+
+    Source: queries and keys of Qwen3 (Yang et al. 2025, arXiv 2505.09388, sec. 2); RMSNorm: Zhang
+    and Sennrich 2019 (arXiv 1910.07467), eq. 4.
+    """
+
+    def __init__(self, net: Linear, d_head: int, eps: float) -> None:
+        super().__init__()
+        self.net: nn.Linear = net
+        self.norm = nn.RMSNorm(d_head, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) to (..., N H)."""
+        y = self.net(x)
+        return self.norm(y.unflatten(-1, (-1, self.norm.weight.shape[0]))).flatten(-2)
+
+
+def build_projection(config: ModelConfig, n_head: int, *, has_norm: bool = False) -> nn.Module:
+    """Hidden states, (..., D), to queries, keys or values of so many heads, (..., N H)."""
+    net = Linear(config.d_model, n_head * config.d_head, bias=config.qkv_bias)
+    if has_norm:
+        return NormedHeads(net, config.d_head, config.layer_norm_epsilon)
+    return net
+
+
+def per_query_head(n_head: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Keys and values, (B, K, L, H) each, as each of so many heads of queries reads them, (B, N, L,
+    H): a copy where K is smaller.
+    """
+    n_group = n_head // tensors[0].shape[1]
+    if n_group == 1:
+        return tensors
+    return tuple(x_BKLH.repeat_interleave(n_group, dim=1) for x_BKLH in tensors)
