@@ -188,6 +188,7 @@ SOURCES = Registry(
         "original": "txl.convert.original:Original",
         "nvidia": "txl.convert.nvidia:Nvidia",
         "huggingface": "txl.convert.huggingface:HuggingFace",
+        "llama": "txl.convert.llama:Llama",
         "tensorflow": "txl.convert.source:TensorFlow",
     },
     base="txl.convert.source:Source",

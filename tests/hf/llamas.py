@@ -1,0 +1,113 @@
+"""Small random decoders of transformers, in float64 throughout."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama 2": ("Llama", {"num_key_value_heads": 4, "head_dim": 6}),
+    "llama 3": (
+        "Llama",
+        {"rope_theta": 500_000.0, "rope_scaling": LLAMA_3, "rope_parameters": LLAMA_3},
+    ),
+    "llama of biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, linear": ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.5}}),
+    "smollm": (
+        "Llama",
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+            "rope_theta": 100_000.0,
+        },
+    ),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral, window": ("Mistral", {"sliding_window": 11}),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 10}),
+    "qwen3 of biases": ("Qwen3", {"attention_bias": True}),
+}
+
+
+def build(kind: str) -> Any:
+    """A model with the same weights at each call, biases and norms drawn too."""
+    import transformers
+
+    name, changes = KINDS[kind]
+    settings = SIZES | changes
+    if "rope_theta" in settings:
+        theta = {"rope_theta": settings["rope_theta"]}
+        settings["rope_parameters"] = (
+            {"rope_type": "default"} | theta | settings.get("rope_scaling", {})
+        )
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{name}Config")(**settings)
+    config._attn_implementation = "sdpa"  # whose softmax is in float64
+    model = getattr(transformers, f"{name}ForCausalLM")(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.ndim == 1))
+    return model
+
+
+def _normed(self: Any, hidden_states: Tensor) -> Tensor:
+    mean_square = hidden_states.square().mean(-1, keepdim=True)
+    return hidden_states * torch.rsqrt(mean_square + self.variance_epsilon) * self.weight
+
+
+def _angles(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    angle_BLC = position_ids[..., None].double() * self.inv_freq.double()
+    both = torch.cat([angle_BLC, angle_BLC], dim=-1)
+    return both.cos(), both.sin()
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """transformers takes norms and angles in float32 whatever the dtype of a model: here it does
+    not.
+    """
+    from transformers.models.llama import modeling_llama
+    from transformers.models.mistral import modeling_mistral
+    from transformers.models.qwen2 import modeling_qwen2
+    from transformers.models.qwen3 import modeling_qwen3
+
+    with ExitStack() as stack:
+        for module, name in (
+            (modeling_llama, "Llama"),
+            (modeling_mistral, "Mistral"),
+            (modeling_qwen2, "Qwen2"),
+            (modeling_qwen3, "Qwen3"),
+        ):
+            norm = getattr(module, f"{name}RMSNorm")
+            rotary = getattr(module, f"{name}RotaryEmbedding")
+            stack.enter_context(mock.patch.object(norm, "forward", _normed))
+            stack.enter_context(mock.patch.object(rotary, "forward", _angles))
+        yield

@@ -1,0 +1,90 @@
+"""Weights in the folder of a Hugging Face model: in one file, or in several with an index."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from txl.config import UsageError, require
+from txl.convert.pickles import PickledTensor, read_pickle
+from txl.files import require_readable
+from txl.runtime.records import read_json
+
+ONE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model.bin"
+
+
+def tensors_in(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder by name, mapped from the disk where the format allows it.
+
+    Raises:
+        UsageError: if there are none, or files and index do not agree, or one is damaged.
+    """
+    if (folder / INDEX).is_file():
+        return _of_index(folder)
+    if (folder / ONE).is_file():
+        return _of_file(folder / ONE)
+    if (folder / PICKLED).is_file():
+        return _of_pickle(folder / PICKLED)
+    raise UsageError(
+        f"{folder}: holds neither {ONE} nor {INDEX} nor {PICKLED}; download the weights too"
+    )
+
+
+def weights_file(folder: Path) -> Path:
+    """The file that stands for the weights: the only one, or the index of several."""
+    for name in (INDEX, ONE, PICKLED):
+        if (folder / name).is_file():
+            return folder / name
+    raise UsageError(f"{folder}: holds no weights; download them too")
+
+
+def _of_index(folder: Path) -> dict[str, Tensor]:
+    path = folder / INDEX
+    try:
+        file_of = read_json(path)["weight_map"]
+        names = set(file_of.values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise UsageError(f"{path}: names no file for each tensor; use another copy") from None
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(map(str, names)):
+        is_inside = Path(name).name == name
+        require(is_inside, f"{path}: names {name}, a file outside its folder; use another copy")
+        require((folder / name).is_file(), f"{folder / name}: missing; download it too")
+        of_file = _of_file(folder / name)
+        for tensor in of_file:
+            require(
+                file_of.get(tensor) == name,
+                f"{folder / name}: holds {tensor}, which {INDEX} says is not there; use one copy"
+                " of all files",
+            )
+        tensors |= of_file
+    missing = sorted(set(file_of) - set(tensors))
+    require(
+        not missing,
+        f"{path}: {', '.join(missing[:3])} is in none of the files; use one copy of all files",
+    )
+    return tensors
+
+
+def _of_file(path: Path) -> dict[str, Tensor]:
+    require_readable(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        raise UsageError(f"{path}: truncated or damaged; use another copy") from None
+
+
+def _of_pickle(path: Path) -> dict[str, Tensor]:
+    held: Any = read_pickle(path)
+    good = isinstance(held, Mapping) and bool(held)
+    good = good and all(isinstance(value, PickledTensor) for value in held.values())
+    require(good, f"{path}: holds no state dict; use the file that save_pretrained wrote")
+    try:
+        return {name: tensor.read() for name, tensor in held.items()}
+    except ValueError as error:
+        raise UsageError(f"{path}: damaged ({error}); use another copy") from None
