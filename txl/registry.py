@@ -154,7 +154,7 @@ ACTIVATIONS = Registry(
         "swiglu": "txl.model.activations:SwiGLU",
     },
 )
-NORMS = Registry("norm", "norm", {"layer": "torch.nn:LayerNorm", "rms": "torch.nn:RMSNorm"})
+NORMS = Registry("norm", "norm", {"layer": "torch.nn:LayerNorm", "rms": "txl.model.norms:RMSNorm"})
 PARTS = (POSITIONS, ATTENTION_RULES, MEMORIES, GATES)
 """Of which a model has one each, with settings of its own."""
 OPTIMIZERS = Registry(

@@ -1,7 +1,13 @@
-"""Small random decoders of transformers, in float64 throughout."""
+"""Small random decoders of transformers, in float64 throughout.
 
+python -m tests.hf.llamas writes tests/golden/llama.json
+"""
+
+import json
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -111,3 +117,38 @@ def in_float64() -> Iterator[None]:
             stack.enter_context(mock.patch.object(norm, "forward", _normed))
             stack.enter_context(mock.patch.object(rotary, "forward", _angles))
         yield
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "llama.json"
+"""Of each kind its config.json and some of its logits."""
+EVERY = 7
+"""Of the logits after the last token one in so many is kept."""
+
+
+def weight(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Numbers that look drawn, by a formula: no file needs to hold them."""
+    place = torch.arange(math.prod(shape), dtype=torch.float64)
+    drawn = 0.4 * torch.sin(place.square() * 0.37 + sum(name.encode()))
+    return drawn.view(shape) + (len(shape) == 1)
+
+
+def golden_ids() -> Tensor:
+    return (torch.arange(30) ** 2 * 7 % SIZES["vocab_size"])[None]
+
+
+@torch.no_grad()
+def write_golden() -> None:
+    """What transformers gives, for tests without it."""
+    golden = {}
+    for kind in KINDS:
+        model = build(kind)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weight(name, tuple(parameter.shape)))
+        with in_float64():
+            logit_V = model(golden_ids()).logits[0, -1]
+        golden[kind] = {"config": model.config.to_diff_dict(), "logits": logit_V[::EVERY].tolist()}
+    GOLDEN.write_text(json.dumps(golden) + "\n")
+
+
+if __name__ == "__main__":
+    write_golden()

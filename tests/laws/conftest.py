@@ -69,7 +69,29 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 } | {name: {"position": name} | settings for name, settings in ENCODINGS.items()}
 """Of softmax and hidden states in a queue, a shape for each position encoding, and some more."""
+DECODER: dict[str, Any] = {
+    "position": "rotary",
+    "rope_scaling": "llama3",
+    "rope_factor": 2.0,
+    "rope_trained_len": 16,
+    "norm": "rms",
+    "pre_lnorm": True,
+    "final_norm": True,
+    "activation": "swiglu",
+    "n_head": 4,
+    "n_kv_head": 2,
+    "qkv_bias": True,
+    "qk_norm": True,
+    "ff_bias": False,
+    "scale_embedding": False,
+    "softmax_bias": False,
+    "not_tied": True,
+}
+"""A model as those of Llama's family are."""
 LAYERS: dict[str, dict[str, Any]] = {
+    "decoder": DECODER,
+    "decoder_reversible": DECODER | {"reversible": True},
+    "grouped": {"n_head": 4, "n_kv_head": 1, "o_bias": True, "norm": "rms"},
     "reversible": {"pre_lnorm": True, "reversible": True},
     "same": {"recurrence": "same"},
     "same_reversible": {

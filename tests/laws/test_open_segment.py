@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.conftest import N_TOKEN, build
+from tests.laws.conftest import DECODER, N_TOKEN, build
 from tests.laws.test_reading import whole
 from txl import Context, TransformerXL
 from txl.inference import reader as of_reader
@@ -40,6 +40,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "recurrent_tokens": {"memory": "recurrent_tokens", "n_memory_token": 3, "position": "deberta"},
     "recurrent_tokens gated": {"memory": "recurrent_tokens", "gate": "gru", "pre_lnorm": True},
     "outputs": {"recurrence": "same", "untie_r": True},
+    "decoder infini": DECODER | {"memory": "infini"},
+    "decoder knn": DECODER | {"memory": "knn", "lookup_layer": 1, "lookup_k": 3},
+    "decoder of two layers": DECODER | {"memory": "neural", "neural_layers": 2},
+    "decoder of spans": DECODER | {"memory": "expire_span", "max_span": 9, "span_ramp": 3},
+    "decoder of tokens": DECODER | {"memory": "recurrent_tokens", "n_memory_token": 3},
 }
 CONTEXTS = [
     Context(tgt_len=5, mem_len=3, compressed_len=2, lookup_len=4),

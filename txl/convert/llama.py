@@ -445,7 +445,7 @@ class Llama(Source):
     """Folders of transformers' decoders of Llama's family."""
 
     name = "llama"
-    kind = "Hugging Face"
+    kind = "Hugging Face llama"
 
     @classmethod
     def recognises(cls, place: Place) -> bool:

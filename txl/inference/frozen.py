@@ -116,9 +116,10 @@ def _read_key_values(
         memory = ended.memory
     memory = memory.with_feats(model.layers, context, n_new=span.n_new)
     h_BTD, memory = _through_layers(model, h_BTD, memory, context, span)
+    h_BTD = model.final_norm(h_BTD)
     if ended is not None:
         h_BTD = ended.marked(h_BTD)
-    return model.drop(model.final_norm(h_BTD)), memory
+    return model.drop(h_BTD), memory
 
 
 def _through_layers(

@@ -29,6 +29,11 @@ def build_layer(
     config: ModelConfig, pos: Any, *, index: int, dropout: float, dropatt: float
 ) -> Layer:
     """A layer, counted from 0, with its position encoding."""
+    require(
+        config.n_key_head == config.n_head or attends_by_softmax(config),
+        f"--n_kv_head {config.n_kv_head}: --attention {config.attention} has as many heads of keys"
+        " as of queries; leave it out, or use --attention softmax",
+    )
     rule = ATTENTION_RULES[config.attention].of_model(config, dropatt=dropatt)
     attn = pos.attention_class()(config, pos, rule)
     memory = build_memory_rule(config, index)

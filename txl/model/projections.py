@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
+from txl.model.norms import RMSNorm
 from txl.ops.linear import Linear
 
 
@@ -18,12 +19,13 @@ class NormedHeads(nn.Module):
     def __init__(self, net: Linear, d_head: int, eps: float) -> None:
         super().__init__()
         self.net: nn.Linear = net
-        self.norm = nn.RMSNorm(d_head, eps=eps)
+        self.norm = RMSNorm(d_head, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) to (..., N H)."""
         y = self.net(x)
-        return self.norm(y.unflatten(-1, (-1, self.norm.weight.shape[0]))).flatten(-2)
+        heads = y.unflatten(-1, (-1, self.norm.weight.shape[0]))
+        return self.norm(heads).to(y.dtype).flatten(-2)
 
 
 def build_projection(config: ModelConfig, n_head: int, *, has_norm: bool = False) -> nn.Module:

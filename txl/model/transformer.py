@@ -82,9 +82,10 @@ class Body(nn.Module):
             states = ended.memory.states
         reading = Reading(context, span, self.layers[0].attn.pos, like=h_BTD)
         h_BTD, states = self.run(self.layers, h_BTD, states, reading)
+        h_BTD = self.final_norm(h_BTD)
         if ended is not None:
             h_BTD = ended.marked(h_BTD)
-        return Output(self.drop(self.final_norm(h_BTD)), Memory(states))
+        return Output(self.drop(h_BTD), Memory(states))
 
     def require_serves(self, context: Context, *, has_documents: bool) -> None:
         """Raise `UsageError` if a part does not support the context, or documents."""

@@ -1,0 +1,176 @@
+"""Hugging Face's decoders of Llama's family, without transformers: what it gave is kept."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.hf.llamas import EVERY, GOLDEN, golden_ids, weight
+from txl.config import UsageError
+from txl.convert import convert
+from txl.convert.llama import Llama, config_for_llama, configs_of, their_names, to_llama
+from txl.convert.source import Place
+from txl.convert.tensor_files import INDEX, ONE
+from txl.inference.reader import Reader
+from txl.model.sizes import model_without_values
+
+KINDS: dict[str, Any] = json.loads(GOLDEN.read_text())
+
+
+def state_of(settings: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights by the formula, under their names there."""
+    config, _ = configs_of(settings, Path("config.json"))
+    state = {}
+    for name, parameter in model_without_values(config, device="cpu").named_parameters():
+        names = their_names(name)
+        first, *others = parameter.shape
+        for their_name in names:
+            state[their_name] = weight(their_name, (first // len(names), *others))
+    return state
+
+
+def write(folder: Path, settings: dict[str, Any], state: dict[str, Tensor]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    save_file(state, folder / ONE, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    return dict(KINDS["llama"]["config"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, settings: dict[str, Any]) -> Path:
+    return write(tmp_path / "llama", settings, state_of(settings))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    settings = KINDS[kind]["config"]
+    found = Llama.read(Place(write(tmp_path / "there", settings, state_of(settings))))
+    expected_R = torch.tensor(KINDS[kind]["logits"], dtype=torch.float64)
+    memory = None
+    for part_1T in golden_ids().split([11, 7, 12], dim=1):
+        hidden_1TD, memory = found.model(part_1T, memory, found.context)
+    read_1TD = Reader(found.model, found.context, 1).read(golden_ids())
+    for last_D in (hidden_1TD[0, -1], read_1TD[0, -1]):
+        logit_V = found.model.softmax.tables[0] @ last_D
+        torch.testing.assert_close(logit_V[::EVERY], expected_R, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_and_settings_go_back_as_they_came(kind: str, tmp_path: Path) -> None:
+    settings = KINDS[kind]["config"]
+    state = state_of(settings)
+    found = Llama.read(Place(write(tmp_path / "there", settings, state)))
+    back = to_llama(found.model)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+    written = config_for_llama(found.model, found.context)
+    path = Path("config.json")
+    assert configs_of(written, path) == (found.model.config, found.context)
+
+
+def test_several_files_are_read_by_their_index(folder: Path, settings: dict[str, Any]) -> None:
+    whole = state_of(settings)
+    (folder / ONE).unlink()
+    file_of = {}
+    for i, name in enumerate(sorted(whole)):
+        file_of[name] = f"part_{i % 3}.safetensors"
+    for file in sorted(set(file_of.values())):
+        part = {name: whole[name] for name in whole if file_of[name] == file}
+        save_file(part, folder / file)
+    (folder / INDEX).write_text(json.dumps({"weight_map": file_of}))
+    found = convert(folder)
+    assert found.kind == "Hugging Face llama"
+    back = to_llama(found.model)
+    assert all(torch.equal(back[name], tensor) for name, tensor in whole.items())
+
+    hostile = file_of | {"lm_head.weight": "../part_0.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": hostile}))
+    with pytest.raises(UsageError, match="a file outside its folder"):
+        convert(folder)
+    other = file_of | {"lm_head.weight": "part_1.safetensors", "more": "part_0.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": other}))
+    with pytest.raises(
+        UsageError, match=r"which model\.safetensors\.index\.json says is not there"
+    ):
+        convert(folder)
+    (folder / INDEX).write_text(
+        json.dumps({"weight_map": file_of | {"more": "part_0.safetensors"}})
+    )
+    with pytest.raises(UsageError, match="more is in none of the files"):
+        convert(folder)
+    (folder / "part_2.safetensors").unlink()
+    (folder / INDEX).write_text(json.dumps({"weight_map": file_of}))
+    with pytest.raises(UsageError, match=r"part_2\.safetensors: missing"):
+        convert(folder)
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "gemma"}, "model_type gemma; there are llama"),
+    ({"vocab_size": "many"}, "vocab_size is 'many', of another type"),
+    ({"hidden_size": None}, "hidden_size is 'None', of another type"),
+    ({"hidden_act": "tanh"}, "hidden_act tanh: no such activation"),
+    ({"num_key_value_heads": 3}, "n_head 4 is no multiple of it"),
+    ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type yarn: no such scaling"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": "8"}}, "factor is '8', and no number"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5: only 1 is read"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config: such a model is not read"),
+    ({"num_hidden_layers": 4}, r"model\.layers\.3\.\S+ is missing"),
+    ({"num_hidden_layers": 2}, r"model\.layers\.2\.\S+, .*: no weights of the model"),
+    ({"hidden_size": 1 << 20}, "describes a larger model than"),
+    ({"intermediate_size": 44}, "of the shape"),
+    ({"tie_word_embeddings": True}, "lm_head.weight: no weights of the model"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES, ids=lambda value: str(value)[:40])
+def test_what_is_not_ours_or_does_not_fit_is_refused(
+    change: dict[str, Any], message: str, folder: Path, settings: dict[str, Any]
+) -> None:
+    (folder / "config.json").write_text(json.dumps(settings | change))
+    with pytest.raises(UsageError, match=message):
+        Llama.read(Place(folder))
+
+
+def test_layers_with_and_without_a_window_are_refused(settings: dict[str, Any]) -> None:
+    some = {"layer_types": ["full_attention", "full_attention", "sliding_attention"]}
+    with pytest.raises(UsageError, match="some layers have a sliding window"):
+        configs_of(settings | some | {"sliding_window": 8}, Path("config.json"))
+    qwen = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
+    with pytest.raises(UsageError, match="some layers have a sliding window"):
+        configs_of(settings | qwen | {"max_window_layers": 2}, Path("config.json"))
+    _, context = configs_of(settings | qwen | {"max_window_layers": 0}, Path("config.json"))
+    assert (context.mem_len, context.same_length) == (8, True)
+
+
+def test_weights_that_are_no_numbers_are_refused(folder: Path, settings: dict[str, Any]) -> None:
+    state = state_of(settings)
+    state["model.norm.weight"][3] = torch.nan
+    write(folder, settings, state)
+    with pytest.raises(UsageError, match=r"model\.norm\.weight is no finite"):
+        convert(folder)
+    (folder / ONE).write_bytes(b"no tensors")
+    with pytest.raises(UsageError, match="truncated or damaged"):
+        convert(folder)
+    (folder / ONE).unlink()
+    with pytest.raises(UsageError, match=r"holds neither model\.safetensors nor"):
+        convert(folder)
+
+
+def test_a_pickled_state_dict_is_read(folder: Path, settings: dict[str, Any]) -> None:
+    state = state_of(settings)
+    (folder / ONE).unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    back = to_llama(convert(folder).model)
+    assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+    shutil.rmtree(folder)
