@@ -16,6 +16,7 @@ from txl.inference.cuda_graph import frozen
 from txl.inference.frozen import AnyMemory, Frozen, Part, fresh_memory, read
 from txl.inference.key_value import KeyValue
 from txl.inference.key_values import KeyValueMemory, KeyValues, KeyValuesWithSpans, attended
+from txl.inference.turned import TurnedSegments, turns_once
 from txl.memory import remembers
 from txl.memory.beside import BesideAttention
 from txl.memory.compressive import Compressive
@@ -72,9 +73,12 @@ class Reader:
     """
 
     def __init__(self, model: TransformerXL, context: Context, batch_size: int) -> None:
+        if turns_once(model, context):
+            self._segments: Any = TurnedSegments(model, context, batch_size)
+            return
         memory = fresh_memory(model, batch_size)
         if _slides(model, context, memory):
-            self._segments: _Segments = _Sliding(model, context, memory)
+            self._segments = _Sliding(model, context, memory)
         elif _grows(model):
             self._segments = _Growing(model, context, memory)
         elif opens(model):

@@ -1,0 +1,141 @@
+"""Reading with rotary positions: keys are kept as they are turned by their place in the text, so that
+none is turned again for a token more.
+
+Only distances count, so it does not matter where places begin. Nor does it matter to the first
+tokens of a text that a memory may keep (`--memory sinks`) where they once stood: they are turned
+anew, once a segment, to the places right before the window.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from txl.attention_rules.softmax import SoftmaxAttention
+from txl.config import Context
+from txl.memory.none import NoMemory
+from txl.model.memory import Fifo
+from txl.model.transformer import TransformerXL
+from txl.ops.numbers import as_multiplied, at_least_float32
+from txl.positions.rotary import Rotary, turned
+
+_ROOM = 128
+"""Tokens more than are needed for which a buffer has room at least."""
+
+
+def turns_once(model: TransformerXL, context: Context) -> bool:
+    """True if a model is read here: rotary positions, softmax attention, a queue of tokens."""
+    config = model.config
+    is_other = config.reversible or config.recurrence != "below" or model.is_sharded
+    if is_other or context.ext_len or context.same_length or model.training:
+        return False
+    for layer in model.layers:
+        is_rotary = type(layer.attn.pos) is Rotary
+        is_softmax = isinstance(layer.attn.rule, SoftmaxAttention)
+        if not is_rotary or not is_softmax or type(layer.memory) not in (Fifo, NoMemory):
+            return False
+    return True
+
+
+class TurnedSegments:
+    """What a reader of a text holds: keys and values of all layers in one buffer,
+
+        forgotten | memory | segment so far | free
+                  ^ begin                   ^ end
+
+    Attributes:
+        n_left: tokens up to the end of the segment.
+    """
+
+    def __init__(self, model: TransformerXL, context: Context, batch_size: int) -> None:
+        config = model.config
+        self._model = model
+        self._context = context
+        self._pos: Any = model.layers[0].attn.pos
+        shape = (2, config.n_layer, batch_size, config.n_key_head, 0, config.d_head)
+        self._kv_2LBKCH = torch.empty(shape, device=model.device)
+        self._begin = 0
+        self._end = 0
+        self._place = 0  # of the token at `end`
+        self.n_left = context.tgt_len
+
+    def read(self, token_BT: Tensor) -> Tensor:
+        """The hidden states of at most `n_left` tokens more, (B, T, D)."""
+        model = self._model
+        n_new = token_BT.shape[1]
+        h_BTD = model.drop(model.word_emb(token_BT))
+        feats, mask = self._positions(n_new, h_BTD)
+        for i, layer in enumerate(model.layers):
+            h_BTD = layer.finish(h_BTD, self._attended(i, layer, h_BTD, feats, mask))
+        self._end += n_new
+        self._place += n_new
+        self.n_left -= n_new
+        if not self.n_left:
+            self._end_segment()
+        return model.drop(model.final_norm(h_BTD))
+
+    def take_rows(self, index_B: Tensor) -> None:
+        """See `Reader.take_rows`."""
+        self._kv_2LBKCH = self._kv_2LBKCH.index_select(2, index_B.to(self._kv_2LBKCH.device))
+
+    def _positions(self, n_new: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Turns of the new tokens, and which keys they see, (G T, S); None: all."""
+        place_T = torch.arange(self._place, self._place + n_new, device=like.device)
+        feats = self._pos.turns(place_T, at_least_float32(like.dtype))
+        if n_new == 1:
+            return feats, None
+        n_past = self._end - self._begin
+        mask = torch.ones(n_new, n_past + n_new, dtype=torch.bool, device=like.device).tril(n_past)
+        config = self._model.config
+        return feats, mask.repeat(config.n_head // config.n_key_head, 1)
+
+    def _attended(
+        self, i: int, layer: Any, h_BTD: Tensor, feats: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The output of a layer's attention, (B, T, D)."""
+        attn = layer.attn
+        x_BTD = as_multiplied(layer.normed(h_BTD))
+        q_BNTH = turned(attn.heads(attn.q_net(x_BTD)), feats)
+        k_BKTH, v_BKTH = attn.keys_and_values(x_BTD)
+        k_BKSH, v_BKSH = self._appended(i, turned(k_BKTH, feats), v_BKTH)
+        # the queries of a group are further ones of one head
+        q_BKLH = q_BNTH.unflatten(1, (k_BKTH.shape[1], -1)).flatten(2, 3)
+        out_BKLH = F.scaled_dot_product_attention(
+            q_BKLH, k_BKSH, v_BKSH, mask, scale=attn.pos.scale
+        )
+        return attn.joined(out_BKLH.reshape(q_BNTH.shape))
+
+    def _appended(self, i: int, k_BKTH: Tensor, v_BKTH: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of layer i that the new tokens see, (B, K, S, H)."""
+        n_new = k_BKTH.shape[2]
+        if i == 0:
+            self._make_room(n_new, k_BKTH)
+        kv_2BKCH = self._kv_2LBKCH[:, i]
+        end = self._end + n_new
+        kv_2BKCH[0, :, :, self._end : end] = k_BKTH
+        kv_2BKCH[1, :, :, self._end : end] = v_BKTH
+        k_BKSH, v_BKSH = kv_2BKCH[:, :, :, self._begin : end]
+        return k_BKSH, v_BKSH
+
+    def _make_room(self, n_new: int, like: Tensor) -> None:
+        """Move what is kept to the beginning of a buffer with free space behind it."""
+        capacity = self._kv_2LBKCH.shape[4]
+        is_alike = self._kv_2LBKCH.dtype == like.dtype
+        if is_alike and self._end + n_new <= capacity:
+            return
+        kept = self._kv_2LBKCH[..., self._begin : self._end, :]
+        n_kept = kept.shape[4]
+        if is_alike and 2 * (n_kept + n_new) <= capacity:
+            kept = kept.clone()  # which may lie over its new place
+        else:
+            n_room = 2 * (n_kept + n_new) + _ROOM
+            shape = (*kept.shape[:4], n_room, kept.shape[5])
+            self._kv_2LBKCH = like.new_empty(shape)
+        self._kv_2LBKCH[..., :n_kept, :] = kept
+        self._begin = 0
+        self._end = n_kept
+
+    def _end_segment(self) -> None:
+        self._begin = max(self._begin, self._end - self._context.mem_len)
+        self.n_left = self._context.tgt_len
