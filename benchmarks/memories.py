@@ -23,7 +23,7 @@ from txl.config import build
 from txl.inference.frozen import Frozen, fresh_memory
 from txl.inference.key_value import KeyValue
 from txl.inference.key_values import KeyValueMemory
-from txl.memory import full_memory
+from txl.memory import full_memory, n_kept_at_most
 from txl.model.streams import of_named
 from txl.registry import MEMORIES
 
@@ -54,12 +54,13 @@ def settings(name: str, n_read: int) -> dict[str, Any]:
 def filled(model: TransformerXL, context: Context, n_read: int) -> Memory | KeyValueMemory:
     """The memory after so many tokens, of random values."""
     memory, n_head, d_head = fresh_memory(model, 1), model.config.n_head, model.config.d_head
+    n_kept = n_kept_at_most(model.config, context)
     if isinstance(memory, KeyValueMemory):
         empty = KeyValue.empty(1, n_head, d_head, like=torch.empty(0))
-        k_BNMH, v_BNMH = torch.randn(2, 1, n_head, context.mem_len, d_head)
+        k_BNMH, v_BNMH = torch.randn(2, 1, n_head, n_kept, d_head)
         of_rule = {
-            "age": torch.arange(context.mem_len, 0, -1)[None],
-            "span": torch.full((1, context.mem_len), float(ENDLESS)),
+            "age": torch.arange(n_kept, 0, -1)[None],
+            "span": torch.full((1, n_kept), float(ENDLESS)),
         }
         states = [
             empty.appended(k_BNMH, v_BNMH).with_extra({name: of_rule[name] for name in layer.extra})

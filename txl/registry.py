@@ -118,6 +118,7 @@ MEMORIES = Registry(
     {
         "fifo": "txl.model.memory:Fifo",
         "none": "txl.memory.none:NoMemory",
+        "sinks": "txl.memory.sinks:Sinks",
         "compressive": "txl.memory.compressive:Compressive",
         "expire_span": "txl.memory.expire_span:ExpireSpan",
         "infini": "txl.memory.infini:Infini",

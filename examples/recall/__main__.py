@@ -30,6 +30,7 @@ SEGMENT, SHORTEST, N_WARMUP = 32, 10, 50
 MODELS: dict[str, dict[str, Any]] = {
     "none": {},
     "fifo": {"mem_len": 32},
+    "sinks": {"mem_len": 28, "n_sink": 4},
     "compressive": {"mem_len": 32, "compressed_len": 32, "compress_rate": 4},
     "expire_span": {"mem_len": 512, "max_span": 2**14, "span_ramp": 128, "span_loss": 1e-4},
     "infini": {"mem_len": 32, "infini_update": "delta"},

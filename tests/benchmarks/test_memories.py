@@ -26,6 +26,7 @@ def test_what_is_held_is_full_and_of_the_same_size_after_a_segment(name: str) ->
     assert held_bytes(memory) == {
         "fifo": 2 * N * n_layer * state,
         "none": 0,
+        "sinks": 2 * (4 + WINDOW) * n_layer * state,
         "compressive": n_layer * (WINDOW + 3 + (N - WINDOW) // 4) * state,
         "expire_span": n_layer * N * (2 * state + 8 + 4),
         "infini": head + n_layer * 4 * (32 * 32 + 32) * 4,

@@ -162,6 +162,7 @@ JOURNEYS: dict[str, tuple[Callable[[], None], str]] = {
             for memory in (
                 "none --mem_len 0",
                 "recurrent_tokens --mem_len 0 --position learned_absolute",
+                "sinks --n_sink 2 --mem_len 3 --swap_mem --reset document --documents row",
                 "knn --mem_len 4 --lookup_layer 1 --lookup_len 20",
                 "neural --mem_len 4 --neural_layers 2",
                 "infini --mem_len 4 --infini_update delta",
@@ -172,6 +173,14 @@ JOURNEYS: dict[str, tuple[Callable[[], None], str]] = {
         $ eval --split test --mem_len 0 9
         $ eval --same_length
           refused: --same_length: --memory expire_span does not work with it; leave it out
+        $ train --overwrite --memory sinks --clamp_len 3
+          refused: --clamp_len 3: --memory sinks works with -1 or 0 only; leave it out
+        $ train --overwrite --memory sinks --max_step 1
+        $ train --resume --max_step 2 --max_step_scheduler 2
+        $ eval --split test --mem_len 0 9
+        $ eval --split test --convention original
+          refused: --convention original: --memory sinks works with txl only; leave it out
+        $ generate --length 30 --mem_len 1
         $ train --overwrite --memory knn --lookup_layer 7
           refused: --lookup_layer 7: the model has
         $ train --overwrite --memory expire_span --position learned_absolute

@@ -78,7 +78,9 @@ def test_a_table_that_is_shorter_than_what_stands_together_is_read_alike(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["plain", "learned_absolute", "compressive", "same", "no_memory"])
+@pytest.mark.parametrize(
+    "name", ["plain", "learned_absolute", "sinks", "compressive", "same", "no_memory"]
+)
 def test_rows_may_change_within_a_segment_and_at_its_end(name: str, text_BT: Tensor) -> None:
     model = build(name)
     context = reading_context(
@@ -126,7 +128,7 @@ WRITTEN = [
     "no_memory",
     "compressive",
 ]
-WRITTEN += ["expire_span", "infini_delta", "knn", "neural", "recurrent_tokens"]
+WRITTEN += ["sinks", "expire_span", "infini_delta", "knn", "neural", "recurrent_tokens"]
 
 
 @pytest.mark.parametrize("name", WRITTEN)

@@ -310,7 +310,8 @@ class _Measured:
         """Whether what the model attends to are tokens at distances."""
         shape = self.lm.model_config
         traits = MEMORIES[shape.memory].traits
-        is_plain = traits.is_queue or traits.works_with.get("mem_len") == (0,)
+        has_distances = traits.is_queue and "attention_by_distance" not in traits.works_with
+        is_plain = has_distances or traits.works_with.get("mem_len") == (0,)
         return attends_by_softmax(shape) and is_plain and shape.recurrence == "below"
 
     def _shown(self) -> Shown:

@@ -24,7 +24,8 @@ class _Recording:
     """The forward pass over one segment shape and a full memory, with operands at fixed addresses.
 
     Each layer has a buffer for the keys and values of M remembered and T new tokens. A replay
-    appends the new ones to the remembered ones, then moves the last M of them to the front.
+    appends the new ones to the remembered ones, and those that are kept to the last M places; then
+    it moves these to the front.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class _Recording:
         self._feats = memory.with_feats(model.layers, context, n_new=n_new).of(())
 
         def work() -> None:
-            hidden_BTD, _ = read(model, self._h_BTD, self.memory(), context)
+            before = self._feats.of(self._keys(room=n_mem + n_new))
+            hidden_BTD, _ = read(model, self._h_BTD, before, context)
             self.hidden_BTD.copy_(hidden_BTD)
             for buffer_2BNCH in self._buffers_2BNCH:
                 buffer_2BNCH[:, :, :, :n_mem] = buffer_2BNCH[:, :, :, n_new:].clone()
@@ -66,8 +68,11 @@ class _Recording:
 
     def memory(self) -> KeyValueMemory:
         """The current memory, a view of the buffers."""
+        return self._feats.of(self._keys())
+
+    def _keys(self, room: int = 0) -> list[KeyValue]:
         n_mem = self.length
-        return self._feats.of([KeyValue(b, 0, n_mem, [n_mem]) for b in self._buffers_2BNCH])
+        return [KeyValue(b, 0, n_mem, [n_mem], room=room) for b in self._buffers_2BNCH]
 
     def run(self, h_BTD: Tensor) -> Tensor:
         """The hidden states of a segment; the next run overwrites them."""
@@ -180,8 +185,9 @@ class CudaGraphModel(Frozen):
         # what stays depends on what is read
         if not self.model.layers[0].memory.traits.keeps_places:
             return False
-        is_full = 0 < context.mem_len == memory.length and not context.ext_len
-        return is_full and memory.layers[0].k_BNMH.dtype == self._key_dtype()
+        is_full = 0 < memory.form.n_sink + context.mem_len == memory.length
+        stays_full = is_full and not context.ext_len
+        return stays_full and memory.layers[0].k_BNMH.dtype == self._key_dtype()
 
     def _key_dtype(self) -> torch.dtype:
         return product_dtype(self.model.layers[0].attn_norm.weight)

@@ -155,6 +155,24 @@ class KeyValue:
             self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used, room=self._room
         )
 
+    def first_and_between(self, n_first: int, begin: int, end: int) -> "KeyValue":
+        """The first keys, and behind them those from `begin` to `end`, exclusive: a copy with spare
+        space; in a buffer that is used in place the first ones are moved to the others.
+        """
+        kv_2BNMH = self.kv_2BNMH
+        first_2BNAH = kv_2BNMH[:, :, :, :n_first]
+        if self._room:
+            kv_2BNMH[:, :, :, begin - n_first : begin] = first_2BNAH.clone()
+            return self.between(begin - n_first, end)
+        if self._home is not None:
+            kept = torch.cat([first_2BNAH, kv_2BNMH[:, :, :, begin:end]], dim=3)
+            return self._home._holding(kept)
+        length = n_first + end - begin
+        buffer_2BNCH = self._new_buffer(length, 1, like=self._buffer_2BNCH)
+        buffer_2BNCH[:, :, :, :n_first] = first_2BNAH
+        buffer_2BNCH[:, :, :, n_first:length] = kv_2BNMH[:, :, :, begin:end]
+        return KeyValue(buffer_2BNCH, 0, length, [length])
+
     def at(self, place_BM: Tensor) -> "KeyValue":
         """The keys at these places, which each row has for itself: a copy with spare space."""
         length = place_BM.shape[1]

@@ -13,6 +13,7 @@ from txl.config import Context, ModelConfig
 from txl.inference.key_value import KeyValue, Workspace
 from txl.memory.expire_span import ExpireSpan
 from txl.memory.none import NoMemory
+from txl.memory.sinks import Sinks, begins, n_dropped, places
 from txl.model.attention import Then
 from txl.model.memory import Fifo, State
 from txl.model.span import Span
@@ -21,6 +22,9 @@ from txl.ops.numbers import as_multiplied, product_dtype, widened
 
 class KeyValues:
     """The form of `Fifo`."""
+
+    n_sink = 0
+    """Tokens that are kept besides the last mem_len."""
 
     def empty(self, config: ModelConfig, batch_size: int, *, like: Tensor) -> KeyValue:
         """The memory of a layer before the first segment."""
@@ -45,8 +49,38 @@ class KeyValues:
             feats: projected features of the span.
         """
         out_BTD, seen = attended(layer, h_BTD, remembered, feats, span)
-        end = remembered.length + max(0, span.n_new - context.ext_len)
-        return out_BTD, seen.between(max(0, end - context.mem_len), end)
+        n_new = max(0, span.n_new - context.ext_len)
+        return out_BTD, self.cut(seen, remembered.length + n_new, context.mem_len, span, n_new)
+
+    def cut(
+        self, seen: KeyValue, end: int, mem_len: int, span: Span | None = None, n_new: int = 0
+    ) -> KeyValue:
+        """What is kept of the keys before `end`.
+
+        Args:
+            span: of the segment that stands last in them, if it may have documents.
+            n_new: tokens of that segment that stand before `end`.
+        """
+        return seen.between(max(0, end - mem_len), end)
+
+
+class KeyValuesWithSinks(KeyValues):
+    """The form of `Sinks`."""
+
+    def __init__(self, n_sink: int) -> None:
+        self.n_sink = n_sink
+
+    def cut(
+        self, seen: KeyValue, end: int, mem_len: int, span: Span | None = None, n_new: int = 0
+    ) -> KeyValue:
+        """See `KeyValues.cut` and `Sinks.next_state`."""
+        n_gone = n_dropped(end, self.n_sink, mem_len)
+        if not n_gone:
+            return seen.between(0, end)
+        if span is None or span.since_BT is None:
+            return seen.first_and_between(self.n_sink, self.n_sink + n_gone, end)
+        begin_B = begins(span, n_new, n_gone)
+        return seen.at(places(begin_B, self.n_sink, n_gone, end))
 
 
 class KeyValuesWithSpans(KeyValues):
@@ -131,6 +165,7 @@ def attended(
 _FORMS: dict[type, type[KeyValues]] = {
     Fifo: KeyValues,
     NoMemory: KeyValues,
+    Sinks: KeyValuesWithSinks,
     ExpireSpan: KeyValuesWithSpans,
 }
 
@@ -145,6 +180,8 @@ def form_of(layers: Any) -> KeyValues | None:
     first, *others = (_FORMS.get(type(rule)) for rule in rules)
     if first is None or any(other is not first for other in others):
         return None
+    if first is KeyValuesWithSinks:
+        return KeyValuesWithSinks(rules[0].n_sink)
     return first()
 
 
@@ -182,6 +219,13 @@ class KeyValueMemory:
     def batch_size(self) -> int:
         return self.layers[0].batch_size
 
+    @property
+    def has_keys_only(self) -> bool:
+        """True if keys and values are all that is remembered, and which of them stay does not
+        depend on what they are.
+        """
+        return type(self.form) in (KeyValues, KeyValuesWithSinks)
+
     def of(self, layers: Sequence[KeyValue]) -> "KeyValueMemory":
         """With this of each layer."""
         return replace(self, layers=tuple(layers))
@@ -195,16 +239,17 @@ class KeyValueMemory:
         every key each time, so that each layer has room for half a memory more. Other forms may
         look back at what they appended to: theirs stay as they are.
         """
-        if type(self.form) is not KeyValues:
+        if not self.has_keys_only:
             return self
+        n_kept = n_kept + self.form.n_sink
         if 2 * n_new >= n_kept:
             workspace = Workspace()
             return self.of([layer.in_workspace(workspace) for layer in self.layers])
         return self.of([layer.in_place(n_kept + n_kept // 2) for layer in self.layers])
 
-    def between(self, begin: int, end: int) -> "KeyValueMemory":
-        """The tokens from `begin` to `end`, exclusive, relative to the first one here."""
-        return self.of([layer.between(begin, end) for layer in self.layers])
+    def cut(self, end: int, mem_len: int) -> "KeyValueMemory":
+        """What a memory of mem_len tokens keeps of those before `end`."""
+        return self.of([self.form.cut(layer, end, mem_len) for layer in self.layers])
 
     def finite_in(self, row_B: Tensor) -> tuple["KeyValueMemory", Tensor]:
         """With zeros for what is not finite in the rows where `row_B` is True, (B,), and in which
@@ -250,7 +295,8 @@ class KeyValueMemory:
         if serves and not training and len(self.feats[0]) >= n_row:  # in training they have dropout
             return self
         if by_distance:
-            longest = max(span.n_key, context.mem_len + context.ext_len + context.tgt_len)
+            n_kept = self.form.n_sink + context.mem_len
+            longest = max(span.n_key, n_kept + context.ext_len + context.tgt_len)
             span = Span(_distinct(longest, layers[0], span), 0, clamp_len=span.clamp_len)
         feats = layers[0].attn.pos.prepare(span, like=weight)
         projected = tuple(layer.attn.pos.project(feats) for layer in layers)

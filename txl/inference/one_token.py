@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from txl.attention_rules.grouped import GroupedSoftmaxAttention
 from txl.config import Context
 from txl.inference.key_value import KeyValue
-from txl.inference.key_values import KeyValueMemory, KeyValues
+from txl.inference.key_values import KeyValueMemory
 from txl.model.attention import Attention, RelativeSoftmax
 from txl.model.layer import Layer
 from txl.ops.linear import Linear, product_with
@@ -34,8 +34,8 @@ def serves(
     is_reversible: bool,
 ) -> bool:
     """One token a stream, read without gradients on a CPU by softmax attention with the terms of
-    `txl.ops.rel_attention`, remembered first in first out; weights in the dtype that they are
-    multiplied in.
+    `txl.ops.rel_attention`, over a memory of keys and values only; weights in the dtype that they
+    are multiplied in.
     """
     if h_BTD.shape[1] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
@@ -48,7 +48,7 @@ def serves(
         and layer.attn_norm.weight.dtype == h_BTD.dtype
     )
     is_known = h_BTD.device.type == "cpu" and is_plain and has_rule and is_cast
-    if not is_known or is_reversible or type(memory.form) is not KeyValues:
+    if not is_known or is_reversible or not memory.has_keys_only:
         return False
     return bool(memory.one_token) or all(
         _is_served(layer) and _is_as_built(layer) for layer in layers
@@ -104,7 +104,7 @@ def read(
     with torch.autocast("cpu", enabled=False):
         for reader, before in zip(memory.one_token, memory.layers, strict=True):
             h_BD, seen = reader(h_BD, before, window)
-            states.append(seen.between(max(0, seen.length - context.mem_len), seen.length))
+            states.append(memory.form.cut(seen, seen.length, context.mem_len))
     return h_BD[:, None], memory.of(states)
 
 

@@ -22,6 +22,7 @@ from txl.memory.beside import BesideAttention
 from txl.memory.compressive import Compressive
 from txl.memory.expire_span import ExpireSpan
 from txl.memory.recurrent_tokens import RecurrentTokens
+from txl.memory.sinks import n_dropped, without_middle
 from txl.model.memory import Fifo, State
 from txl.model.parts import attends_by_softmax
 from txl.model.span import Span
@@ -205,7 +206,7 @@ class _Growing(_ReadOn):
 
     def _end_segment(self) -> None:
         end = max(0, self._memory.length - self._context.ext_len)
-        self._memory = _between(self._memory, max(0, end - self._context.mem_len), end)
+        self._memory = _cut(self._read.model, self._memory, end, self._context.mem_len)
         self.n_left = self._context.tgt_len
 
 
@@ -291,11 +292,16 @@ def _grows(model: TransformerXL) -> bool:
     return is_queue and model.config.recurrence == "below" and not counts_back
 
 
-def _between(memory: AnyMemory, begin: int, end: int) -> AnyMemory:
-    """The remembered tokens from `begin` to `end`, exclusive."""
+def _cut(model: Body, memory: AnyMemory, end: int, mem_len: int) -> AnyMemory:
+    """What the model's memory of mem_len tokens keeps of those before `end`."""
     if isinstance(memory, KeyValueMemory):
-        return memory.between(begin, end)
-    return Memory(tuple(State(hidden_BMD[:, begin:end]) for hidden_BMD in memory.layers))
+        return memory.cut(end, mem_len)
+    n_sink = getattr(model.layers[0].memory, "n_sink", 0)
+    n_gone = n_dropped(end, n_sink, mem_len)
+    kept = []
+    for hidden_BMD in memory.layers:
+        kept.append(State(without_middle(hidden_BMD[:, :end], n_sink, n_gone)))
+    return Memory(tuple(kept))
 
 
 class KeysBeside(KeyValues):

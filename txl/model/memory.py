@@ -63,12 +63,12 @@ class Fifo(MemoryRule):
         self, layer: Any, h_BTD: Tensor, state: State, reading: Reading
     ) -> tuple[Tensor, State]:
         out_BTD = layer.attend(h_BTD, state.hidden_BMD, reading.feats, reading.span)
-        return out_BTD, self.next_state(state, h_BTD, out_BTD, reading.context)
+        return out_BTD, self.next_state(state, h_BTD, out_BTD, reading)
 
-    def next_state(self, state: State, h_BTD: Tensor, out_BTD: Tensor, context: Context) -> State:
+    def next_state(self, state: State, h_BTD: Tensor, out_BTD: Tensor, reading: Reading) -> State:
         """The state after a segment that the layer read as h and returned as `out`."""
         new_BTD = out_BTD if self.keeps_output else h_BTD
-        return State(last_tokens(state.hidden_BMD, new_BTD, context))
+        return State(last_tokens(state.hidden_BMD, new_BTD, reading.context))
 
 
 def last_tokens(mem_BMD: Tensor, new_BTD: Tensor, context: Context) -> Tensor:

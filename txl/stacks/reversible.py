@@ -28,7 +28,7 @@ def run(
     def keep(before_BTD: Tensor, after_BTD: Tensor) -> None:
         rule = layers[len(next_states)].memory
         state = states[len(next_states)]
-        next_states.append(rule.next_state(state, before_BTD, after_BTD, reading.context))
+        next_states.append(rule.next_state(state, before_BTD, after_BTD, reading))
 
     memory = [state.hidden_BMD for state in states]
     x1_BTD, x2_BTD = _streams(layers, h_BTD)(
