@@ -243,10 +243,23 @@ def test_a_memory_that_is_shortened_and_lengthened_keeps_its_sinks(text_BT: Tens
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", ["rel_sinusoid", "rotary"])
-def test_a_token_takes_the_same_however_much_was_read(position: str) -> None:
+def test_a_token_takes_the_same_however_much_was_read_with_turned_keys() -> None:
+    reader = Reader(build(position="rotary"), Context(tgt_len=8, mem_len=16), 1)
+    segments: Any = reader._segments
+    lengths, rooms = [], []
+    for token_11 in torch.randint(0, 50, (1, 800)).split(1, dim=1):
+        reader.read(token_11)
+        lengths.append(segments._end - segments._begin)
+        rooms.append(segments._kv_2LBKCH.shape[4])
+    assert set(lengths[32:]) == set(range(A + 16, A + 16 + 8))
+    assert max(rooms) <= 2 * (A + 16 + 8) + 128
+    assert segments._sinks.kv_2LBKAH.shape[4] == A
+
+
+@torch.no_grad()
+def test_a_token_takes_the_same_however_much_was_read() -> None:
     """Counted, over many segments: what is held, and the keys that are written."""
-    model = build(position=position)
+    model = build()
     context = Context(tgt_len=8, mem_len=16)
     reader = Reader(model, context, 1)
     segments: Any = reader._segments

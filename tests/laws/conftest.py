@@ -117,6 +117,7 @@ MEMORY_MODELS: dict[str, dict[str, Any]] = {
     "fifo": {"mem_len": 5},
     "no_memory": {"memory": "none"},
     "sinks": {"memory": "sinks", "n_sink": 2, "mem_len": 3},
+    "decoder_sinks": DECODER | {"memory": "sinks", "n_sink": 2, "mem_len": 3},
     "compressive": {"memory": "compressive", "compress_rate": 2, "mem_len": 3, "compressed_len": 4},
     "expire_span": {
         "memory": "expire_span",

@@ -6,7 +6,7 @@ biases but where a model has them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from txl.runtime.records import fits, read_json
 
 SEGMENT = 256
 """Tokens that a loaded model reads at once, unless it is told otherwise."""
+N_SINK = 4
+"""First tokens of a text that it never forgets, likewise."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,12 @@ def configs_of(settings: Mapping[str, Any], path: Path) -> tuple[ModelConfig, Co
     _require_plain(config, path)
     try:
         model_config = _model_of(config, family)
+        context = _context_of(config, str(model_type), path)
+        if not context.same_length:
+            model_config = replace(model_config, memory="sinks", n_sink=N_SINK)
     except UsageError as error:  # a file has names, and no flags
         raise UsageError(f"{path}: {str(error).replace('--', '')}") from None
-    return model_config, _context_of(config, str(model_type), path)
+    return model_config, context
 
 
 def _require_fields(config: Mapping[str, Any], path: Path) -> None:
@@ -230,7 +235,7 @@ def _context_of(config: Mapping[str, Any], model_type: str, path: Path) -> Conte
     if window is not None and window < n_trained:
         return Context(tgt_len=min(SEGMENT, window), mem_len=window, same_length=True)
     tgt_len = min(SEGMENT, n_trained // 2)
-    return Context(tgt_len=tgt_len, mem_len=n_trained - tgt_len)
+    return Context(tgt_len=tgt_len, mem_len=max(0, n_trained - tgt_len - N_SINK))
 
 
 def _window_of(config: Mapping[str, Any], model_type: str, path: Path) -> int | None:
@@ -365,7 +370,7 @@ def config_for_llama(model: TransformerXL, context: Context) -> dict[str, Any]:
         "num_key_value_heads": config.n_key_head,
         "head_dim": config.d_head,
         "hidden_act": _their_activation(config),
-        "max_position_embeddings": context.mem_len + context.tgt_len,
+        "max_position_embeddings": _trained_len(config, context),
         "rms_norm_eps": config.layer_norm_epsilon,
         "tie_word_embeddings": not config.not_tied,
         "attention_bias": config.o_bias,
@@ -376,6 +381,12 @@ def config_for_llama(model: TransformerXL, context: Context) -> dict[str, Any]:
     if model_type == "mistral":
         settings["sliding_window"] = context.mem_len
     return settings
+
+
+def _trained_len(config: ModelConfig, context: Context) -> int:
+    """How many tokens stand together at most."""
+    n_sink = config.n_sink if config.memory == "sinks" else 0
+    return n_sink + context.mem_len + context.tgt_len
 
 
 def _model_type(config: ModelConfig, context: Context) -> str:

@@ -1,12 +1,12 @@
 """Reading with rotary positions: keys are kept as they are turned by their place in the text, so that
 none is turned again for a token more.
 
-Only distances count, so it does not matter where places begin. Nor does it matter to the first
-tokens of a text that a memory may keep (`--memory sinks`) where they once stood: they are turned
-anew, once a segment, to the places right before the window.
+Only distances count, so it does not matter where places begin. The first tokens of a text, which a
+memory may keep (`--memory sinks`), are turned once more where a segment ends, to the places right
+before the tokens that are kept.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor
 from txl.attention_rules.softmax import SoftmaxAttention
 from txl.config import Context
 from txl.memory.none import NoMemory
+from txl.memory.sinks import Sinks, n_dropped
 from txl.model.memory import Fifo
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import as_multiplied, at_least_float32
@@ -33,7 +34,7 @@ def turns_once(model: TransformerXL, context: Context) -> bool:
     for layer in model.layers:
         is_rotary = type(layer.attn.pos) is Rotary
         is_softmax = isinstance(layer.attn.rule, SoftmaxAttention)
-        if not is_rotary or not is_softmax or type(layer.memory) not in (Fifo, NoMemory):
+        if not is_rotary or not is_softmax or type(layer.memory) not in (Fifo, NoMemory, Sinks):
             return False
     return True
 
@@ -41,8 +42,8 @@ def turns_once(model: TransformerXL, context: Context) -> bool:
 class TurnedSegments:
     """What a reader of a text holds: keys and values of all layers in one buffer,
 
-        forgotten | memory | segment so far | free
-                  ^ begin                   ^ end
+        forgotten | sinks | memory | segment so far | free
+                  ^ begin                           ^ end
 
     Attributes:
         n_left: tokens up to the end of the segment.
@@ -58,6 +59,8 @@ class TurnedSegments:
         self._begin = 0
         self._end = 0
         self._place = 0  # of the token at `end`
+        self._n_sink = getattr(model.layers[0].memory, "n_sink", 0)
+        self._sinks: _Sinks | None = None
         self.n_left = context.tgt_len
 
     def read(self, token_BT: Tensor) -> Tensor:
@@ -77,7 +80,11 @@ class TurnedSegments:
 
     def take_rows(self, index_B: Tensor) -> None:
         """See `Reader.take_rows`."""
-        self._kv_2LBKCH = self._kv_2LBKCH.index_select(2, index_B.to(self._kv_2LBKCH.device))
+        index_B = index_B.to(self._kv_2LBKCH.device)
+        self._kv_2LBKCH = self._kv_2LBKCH.index_select(2, index_B)
+        if self._sinks is not None:
+            kv_2LBKAH = self._sinks.kv_2LBKAH.index_select(2, index_B)
+            self._sinks = self._sinks._replace(kv_2LBKAH=kv_2LBKAH)
 
     def _positions(self, n_new: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Turns of the new tokens, and which keys they see, (G T, S); None: all."""
@@ -137,5 +144,30 @@ class TurnedSegments:
         self._end = n_kept
 
     def _end_segment(self) -> None:
-        self._begin = max(self._begin, self._end - self._context.mem_len)
         self.n_left = self._context.tgt_len
+        n_gone = n_dropped(self._end - self._begin, self._n_sink, self._context.mem_len)
+        if not n_gone:
+            return
+        if self._sinks is None:
+            place = self._place - (self._end - self._begin)
+            first = self._kv_2LBKCH[..., self._begin : self._begin + self._n_sink, :]
+            self._sinks = _Sinks(first.clone(), place)
+        self._begin += n_gone
+        if self._n_sink:
+            self._move_sinks(self._sinks)
+
+    def _move_sinks(self, sinks: "_Sinks") -> None:
+        """Write the sinks over forgotten tokens, as if they stood right before the memory."""
+        place = self._place - (self._end - self._begin)
+        further = torch.tensor([place - sinks.place], device=self._kv_2LBKCH.device)
+        feats = self._pos.turns(further, at_least_float32(sinks.kv_2LBKAH.dtype))
+        here_2LBKAH = self._kv_2LBKCH[..., self._begin : self._begin + self._n_sink, :]
+        here_2LBKAH[0] = turned(sinks.kv_2LBKAH[0], feats)
+        here_2LBKAH[1] = sinks.kv_2LBKAH[1]
+
+
+class _Sinks(NamedTuple):
+    """The first keys and values of a text, turned by their places from `place` on."""
+
+    kv_2LBKAH: Tensor
+    place: int
