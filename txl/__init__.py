@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from txl.agents import AgentMemory, MemoryTransformer
     from txl.config import Context, ModelConfig
+    from txl.language.kept_memory import KeptMemory, load_memory
     from txl.language.model import LanguageModel, load
     from txl.model.span import Span
     from txl.model.streams import Memory
@@ -18,6 +19,7 @@ __version__ = "0.3.0"
 __all__ = [
     "AgentMemory",
     "Context",
+    "KeptMemory",
     "LanguageModel",
     "Memory",
     "MemoryTransformer",
@@ -26,11 +28,14 @@ __all__ = [
     "TransformerXL",
     "__version__",
     "load",
+    "load_memory",
     "plugin",
 ]
 _HOMES = {
     "plugin": "plugins",
     "load": "language.model",
+    "load_memory": "language.kept_memory",
+    "KeptMemory": "language.kept_memory",
     "LanguageModel": "language.model",
     "Context": "config",
     "ModelConfig": "config",

@@ -76,6 +76,7 @@ class Reading:
         n_warmup: unscored segments before the first scored one.
         predictor: what is scored.
         added: test-time methods in use, for tables; empty for the plain model.
+        n_again: tokens at the beginning of a text that are read again, see `score_text`.
         unlike: why the program whose convention this is has another figure; empty: it has the same.
     """
 
@@ -85,6 +86,7 @@ class Reading:
     predictor: Predictor
     added: str = ""
     unlike: str = ""
+    n_again: int = 0
 
 
 @torch.no_grad()

@@ -198,8 +198,8 @@ def row_of_texts(
     first: int,
     counts: Mapping[str, int],
 ) -> tuple[Row, list[Tensor]]:
-    """Score texts from token `first` on in this process, each with an empty memory at its
-    beginning; also the nats of each token of each text, on the CPU.
+    """Score texts from token `first` on in this process, each with the memory at its beginning that
+    the predictor begins with; also the nats of each token of each text, on the CPU.
 
     Args:
         texts: ids.
@@ -210,7 +210,14 @@ def row_of_texts(
     nats_of = []
     for ids in texts:
         nats_of.append(
-            score_text(model, ids, reading.context, first=first, predictor=reading.predictor)
+            score_text(
+                model,
+                ids,
+                reading.context,
+                first=first,
+                predictor=reading.predictor,
+                n_again=reading.n_again,
+            )
         )
     nll_N = torch.cat(nats_of)
     require_in_range(nll_N, ranks.device)

@@ -200,6 +200,7 @@ def score_text(
     *,
     first: int = 1,
     predictor: Predictor | None = None,
+    n_again: int = 0,
 ) -> Tensor:
     """Nats (negative log-likelihood) of each token of a text from token `first` on, (len(ids) -
     first,), on the CPU.
@@ -208,10 +209,13 @@ def score_text(
 
     Args:
         ids: all tokens of the text, at least two.
+        predictor: by default the model itself.
+        n_again: the first tokens, which belong to a segment that the predictor has read before, and
+            are read again with the next one (`ext_len`).
     Raises:
         ValueError: if there is no token to score, or none before it.
     """
-    if not 1 <= first < len(ids):
+    if not 1 <= first - n_again < len(ids) - n_again:
         raise ValueError(
             f"a text of {len(ids)} token(s), scored from token {first} on: needs 1 <= first <"
             " length"
@@ -220,7 +224,7 @@ def score_text(
 
     def segments() -> Iterator[tuple[Tensor, Tensor, None]]:
         last = len(ids) - 1
-        for begin in range(0, last, context.tgt_len):
+        for begin in range(n_again, last, context.tgt_len):
             end = min(begin + context.tgt_len, last)
             yield (
                 ids_1S[:, max(0, begin - context.ext_len) : end],
@@ -231,7 +235,7 @@ def score_text(
     nll_S = torch.cat(
         [nll_N.cpu() for nll_N in scored(model, segments(), context, predictor=predictor)]
     )
-    return nll_S[first - 1 :]
+    return nll_S[first - n_again - 1 :]
 
 
 def require_finite(nats: float, name: str) -> None:

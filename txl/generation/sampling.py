@@ -13,6 +13,7 @@ from torch import Tensor
 from txl.config import Context
 from txl.generation.next_word import NextWord
 from txl.generation.rule import NGrams, Rule, ban
+from txl.inference.kept import Begun
 from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
 from txl.model.autocast import require_in_range
@@ -24,10 +25,10 @@ class Rows:
     """Rows of text that a model continues side by side, each as it would be alone.
 
     A row reads its prompt and continues it token by token. All rows read the same number of tokens
-    at a time, from an empty memory on, so a row with a shorter prompt continues it while others
-    still read theirs. The memory stays: tokens that are added later are read after all others.
-    Where segments end is counted in tokens of the text, so it is the same side by side and alone;
-    see `Reader`.
+    at a time, from an empty memory on, or all from one that was kept, so a row with a shorter prompt
+    continues it while others still read theirs. The memory stays: tokens that are added later are
+    read after all others. Where segments end is counted in tokens of the text, so it is the same
+    side by side and alone; see `Reader`.
 
     Args:
         banned: ids that are never sampled.
@@ -35,6 +36,8 @@ class Rows:
             included; see `NGrams`.
         seeds: one for each row, so that its result does not depend on the others; None: drawn from
             PyTorch's global generator.
+        begun: a text that each row goes on with, whose last token is to be added first. What stands
+            before it is read and counts for no penalty.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Rows:
         banned: Sequence[int] = (),
         no_repeat_ngram_size: int = 0,
         seeds: Sequence[int | None],
+        begun: Begun | None = None,
     ) -> None:
         self._model, self._rule, self._banned = model, rule, list(banned)
         self._words = WordProbabilities.of(model)
@@ -55,9 +59,9 @@ class Rows:
                 self._generators.append(None)
             else:
                 self._generators.append(torch.Generator(model.device).manual_seed(seed))
-        self._unread: list[list[int]] = [[] for _ in seeds]
+        self._unread: list[list[int]] = [unread_before(begun) for _ in seeds]
         self._ngrams = [NGrams(no_repeat_ngram_size) for _ in seeds]
-        self._reader = Reader(model, context, len(seeds))
+        self._reader = Reader(model, context, len(seeds), begun)
         self._at_once = context.tgt_len
         self._seen_BV: Tensor | None = None
         if rule.repetition_penalty != 1:
@@ -131,6 +135,13 @@ class Rows:
     def _pick(self, row: int) -> Callable[[Tensor], int]:
         """Samples an index with probability proportional to the weights, for this row."""
         return lambda weight_U: drawn(weight_U, self._generators[row])
+
+
+def unread_before(begun: Begun | None) -> list[int]:
+    """What is read before the last token of a text that has begun."""
+    if begun is None:
+        return []
+    return list(begun.since[:-1])
 
 
 def drawn(weight_U: Tensor, generator: torch.Generator | None) -> int:
@@ -209,6 +220,7 @@ def beam_search(
     banned: Sequence[int] = (),
     no_repeat_ngram_size: int = 0,
     has_ended: Callable[[Sequence[int]], bool] = lambda ids: False,
+    begun: Begun | None = None,
 ) -> list[Hypothesis]:
     """The best finished continuations that beam search finds, at most `num_beams`, best first.
 
@@ -224,17 +236,21 @@ def beam_search(
         banned: ids that never occur.
         no_repeat_ngram_size: so many tokens in a row occur only once, the prompt included; see
             `NGrams`.
+        begun: as in `Rows`; the prompt begins with its last token.
     Raises:
         ValueError: if the prompt is empty or contains an id outside the vocabulary.
         UsageError: see `require_in_range`; if so many beams do not fit into the memory.
     """
     if not prompt:
         raise ValueError("the prompt is empty: the model needs at least one token to continue")
-    n_kept = min(context.mem_len + context.tgt_len, len(prompt) + length)
+    n_before = 0
+    if begun is not None:
+        n_before = begun.n_token - 1
+    n_kept = min(context.mem_len + context.tgt_len, n_before + len(prompt) + length)
     of_keys = 2 * model.config.n_layer * n_kept * model.config.n_key_head * model.config.d_head
     of_words = 3 * model.config.n_token  # log-probabilities, their sums, and what is sorted
     require_room(2 * num_beams * (of_keys + of_words), model.device, f"--num_beams {num_beams}")
-    beams = _Beams(model, context, prompt, no_repeat_ngram_size)
+    beams = _Beams(model, context, prompt, no_repeat_ngram_size, begun)
     finished: list[Hypothesis] = []
     for n_token in range(1, length + 1):
         going: list[tuple[int, int, float]] = []
@@ -268,14 +284,16 @@ class _Beams:
         context: Context,
         prompt: Sequence[int],
         no_repeat_ngram_size: int,
+        begun: Begun | None,
     ) -> None:
-        self._model, self._reader = model, Reader(model, context, 1)
+        self._model = model
+        self._reader = Reader(model, context, 1, begun)
         self._words = WordProbabilities.of(model)
         self._prompt = prompt
         self._ngram_size = no_repeat_ngram_size
         self.ids: list[tuple[int, ...]] = [()]
         self._logprobs: tuple[float, ...] = (0.0,)
-        self._read(torch.tensor([list(prompt)]))
+        self._read(torch.tensor([unread_before(begun) + list(prompt)]))
 
     def _read(self, token_KT: Tensor) -> None:
         self._hidden_KD = self._reader.read(token_KT)[:, -1]

@@ -11,6 +11,7 @@ from txl.config import Context
 from txl.inference.frozen import AnyMemory, Frozen, Part, read
 from txl.inference.key_value import KeyValue
 from txl.inference.key_values import KeyValueMemory
+from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import product_dtype
 
@@ -117,11 +118,18 @@ class CudaGraphModel(Frozen):
     calls: recordings refer to the cast weights that it caches.
 
     Args:
+        before: see `Frozen`.
         record: turns work into a function that repeats it; by default a CUDA graph.
     """
 
-    def __init__(self, model: TransformerXL, *, record: Record | None = None) -> None:
-        super().__init__(model)
+    def __init__(
+        self,
+        model: TransformerXL,
+        before: Memory | None = None,
+        *,
+        record: Record | None = None,
+    ) -> None:
+        super().__init__(model, before)
         self._record = record or _cuda_graph
         # least recently used first
         self._recordings: dict[tuple[torch.Size, torch.dtype, Context], _Recording] = {}
@@ -193,13 +201,13 @@ class CudaGraphModel(Frozen):
         return product_dtype(self.model.layers[0].attn_norm.weight)
 
 
-def frozen(model: TransformerXL) -> Frozen:
-    """The model for reading without gradients, on a GPU as a `CudaGraphModel`
-    unless it is sharded.
+def frozen(model: TransformerXL, before: Memory | None = None) -> Frozen:
+    """The model for reading without gradients, on a GPU as a `CudaGraphModel` unless it is sharded;
+    `before` as in `Frozen`.
     """
     if model.device.type == "cuda" and not model.is_sharded:
-        return CudaGraphModel(model)
-    return Frozen(model)
+        return CudaGraphModel(model, before)
+    return Frozen(model, before)
 
 
 def _cuda_graph(work: Callable[[], None]) -> Callable[[], None]:

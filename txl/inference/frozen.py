@@ -56,6 +56,13 @@ def projected(model: Body, memory: Memory) -> AnyMemory:
     return empty.of([empty.form.of_hidden(*of_layer) for of_layer in of_layers])
 
 
+def repeated(model: Body, memory: Memory, batch_size: int) -> AnyMemory:
+    """A memory of one row, for each row of a batch, on the device of the model; see
+    `projected`."""
+    first_B = torch.zeros(batch_size, dtype=torch.int64, device=model.device)
+    return projected(model, memory.to(model.device).rows(first_B))
+
+
 def read(
     model: Body,
     h_BTD: Tensor,
@@ -143,13 +150,20 @@ def _through_layers(
 
 
 class Frozen:
-    """A language model that reads text without gradients. Its weights must not change."""
+    """A language model that reads text without gradients. Its weights must not change.
 
-    def __init__(self, model: TransformerXL) -> None:
+    Args:
+        before: what is remembered before the first segment of a text, one row; None: nothing.
+    """
+
+    def __init__(self, model: TransformerXL, before: Memory | None = None) -> None:
         self.model = model
+        self.before = before
 
     def fresh_memory(self, batch_size: int) -> Any:
         """The memory before the first segment, see `fresh_memory`."""
+        if self.before is not None:
+            return repeated(self.model, self.before, batch_size)
         return fresh_memory(self.model, batch_size)
 
     @torch.no_grad()

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig
 from txl.inference.cuda_graph import frozen
-from txl.inference.frozen import AnyMemory, Frozen, Part, fresh_memory, read
+from txl.inference.frozen import AnyMemory, Frozen, Part, fresh_memory, read, repeated
+from txl.inference.kept import Begun
 from txl.inference.key_value import KeyValue
 from txl.inference.key_values import KeyValueMemory, KeyValues, KeyValuesWithSpans, attended
 from txl.inference.turned import TurnedSegments, turns_once
@@ -71,13 +72,27 @@ class Reader:
         model: in evaluation mode; its weights must not change.
         context: `ext_len` tokens at the end of a segment are read again with the next one.
         batch_size: rows.
+        begun: a text that all rows go on with, read in this context; its `since` are the first
+            tokens to read. None: nothing was read before.
     """
 
-    def __init__(self, model: TransformerXL, context: Context, batch_size: int) -> None:
+    def __init__(
+        self,
+        model: TransformerXL,
+        context: Context,
+        batch_size: int,
+        begun: Begun | None = None,
+    ) -> None:
+        before = None
+        if begun is not None:
+            before = begun.memory
         if turns_once(model, context):
-            self._segments: Any = TurnedSegments(model, context, batch_size)
+            self._segments: Any = TurnedSegments(model, context, batch_size, before)
             return
-        memory = fresh_memory(model, batch_size)
+        if before is None:
+            memory = fresh_memory(model, batch_size)
+        else:
+            memory = repeated(model, before, batch_size)
         if _slides(model, context, memory):
             self._segments = _Sliding(model, context, memory)
         elif _grows(model):
@@ -86,6 +101,8 @@ class Reader:
             self._segments = _Open(model, context, memory)
         else:
             self._segments = _ReadAgain(model, context, memory)
+        if begun is not None:
+            self._segments.read_again(torch.tensor([begun.again], dtype=torch.int64))
 
     @torch.inference_mode()
     def read(self, token_BT: Tensor) -> Tensor:
@@ -132,6 +149,9 @@ class _Segments:
         """The hidden states of at most `n_left` tokens more, (B, T, D)."""
         raise NotImplementedError
 
+    def read_again(self, token_1L: Tensor) -> None:
+        """Read these tokens of the segment before again, in all rows, before the first new one."""
+
     def take_rows(self, index_B: Tensor) -> None:
         """See `Reader.take_rows`."""
         self._memory = self._memory.rows(index_B)
@@ -167,6 +187,10 @@ class _ReadOn(_Segments):
     def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
         super().__init__(model, context, memory)
         self._again_BL = torch.empty(memory.batch_size, 0, dtype=torch.int64)
+
+    def read_again(self, token_1L: Tensor) -> None:
+        """See `_Segments.read_again`."""
+        self._again_BL = token_1L.repeat(self._memory.batch_size, 1)
 
     def _last_again(self, token_BL: Tensor) -> Tensor:
         """What of these tokens the next segment reads again."""

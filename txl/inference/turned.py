@@ -17,6 +17,7 @@ from txl.config import Context
 from txl.memory.none import NoMemory
 from txl.memory.sinks import Sinks, n_dropped
 from txl.model.memory import Fifo
+from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import as_multiplied, at_least_float32
 from txl.positions.rotary import Rotary, turned
@@ -49,7 +50,13 @@ class TurnedSegments:
         n_left: tokens up to the end of the segment.
     """
 
-    def __init__(self, model: TransformerXL, context: Context, batch_size: int) -> None:
+    def __init__(
+        self,
+        model: TransformerXL,
+        context: Context,
+        batch_size: int,
+        before: Memory | None = None,
+    ) -> None:
         config = model.config
         self._model = model
         self._context = context
@@ -62,6 +69,8 @@ class TurnedSegments:
         self._n_sink = getattr(model.layers[0].memory, "n_sink", 0)
         self._sinks: _Sinks | None = None
         self.n_left = context.tgt_len
+        if before is not None:
+            self._remember(before.to(model.device), batch_size)
 
     def read(self, token_BT: Tensor) -> Tensor:
         """The hidden states of at most `n_left` tokens more, (B, T, D)."""
@@ -85,6 +94,20 @@ class TurnedSegments:
         if self._sinks is not None:
             kv_2LBKAH = self._sinks.kv_2LBKAH.index_select(2, index_B)
             self._sinks = self._sinks._replace(kv_2LBKAH=kv_2LBKAH)
+
+    def _remember(self, memory: Memory, batch_size: int) -> None:
+        """Begin with what a memory of one row holds, as if it stood at the first places."""
+        n_kept = memory.length
+        for i, (layer, state) in enumerate(zip(self._model.layers, memory.states, strict=True)):
+            k_1KMH, v_1KMH = layer.keys_and_values(state.hidden_BMD)
+            feats, _ = self._positions(n_kept, state.hidden_BMD)
+            self._appended(
+                i,
+                turned(k_1KMH, feats).expand(batch_size, -1, -1, -1),
+                v_1KMH.expand(batch_size, -1, -1, -1),
+            )
+        self._end += n_kept
+        self._place += n_kept
 
     def _positions(self, n_new: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Turns of the new tokens, and which keys they see, (G T, S); None: all."""

@@ -27,8 +27,11 @@ from txl.data_utils.tokenizer import Tokenizer
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
+from txl.inference.cuda_graph import frozen
 from txl.inference.frozen import pack_weights
-from txl.inference.reader import Reader, context_of_text
+from txl.inference.kept import Begun, beginning
+from txl.inference.reader import Reader, context_of_text, reading_context
+from txl.language.kept_memory import KeptMemory, WhoRead, read_text
 from txl.language.sources import Origin, located, read_source
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
@@ -239,12 +242,54 @@ class LanguageModel:
         """The text of ids, in natural spelling."""
         return "".join(map(decoder(self.tokenizer, tokenised=self.is_tokenised), ids))
 
-    def stream(self, prompt: str = "", **settings: Any) -> Iterator[str]:
+    def read(
+        self,
+        text: str,
+        memory: KeptMemory | None = None,
+        *,
+        tokenise: bool | None = None,
+        name: str = "text",
+    ) -> KeptMemory:
+        """Read a text, which begins a line or goes on with what was read before: a memory to keep,
+        of which texts are generated and scored. Read in two pieces it is what it is in one. A
+        progress bar shows the segments.
+
+        Args:
+            memory: what was read before; its context counts, not that of the model.
+            tokenise: it is running text, to be split as WikiText is; None: if `is_tokenised`.
+            name: of the text, for messages.
+        Raises:
+            UsageError: if the text is empty; if the memory is of another model.
+        """
+        running = self.is_tokenised if tokenise is None else tokenise
+        ids = encode_text(text, self.tokenizer, name=name, running=running).ids
+        if memory is None:
+            begun = beginning(self.model, self._own_context, self.tokenizer.eos_id)
+            who = WhoRead.of(self.model, self.tokenizer, self.dtype)
+            memory = KeptMemory(begun, who)
+        else:
+            self.begun(memory)
+        with self.computing():
+            return read_text(text, ids, memory, self.model)
+
+    def begun(self, memory: KeptMemory | None) -> Begun | None:
+        """What was read before, for the readers of `txl.inference`. Raises `UsageError` if the
+        memory is of another model.
+        """
+        if memory is None:
+            return None
+        memory.require_of(self.model, self.tokenizer, self.dtype)
+        return memory.begun
+
+    def stream(
+        self, prompt: str = "", *, memory: KeptMemory | None = None, **settings: Any
+    ) -> Iterator[str]:
         """The text that continues the prompt, in pieces, mostly a word with the space before it, as
         they are sampled.
 
         Args:
-            prompt: empty: begin a line.
+            prompt: empty: begin a line, or go on with the memory.
+            memory: what was read before the prompt, in whose context is read on.
             length: tokens to sample, by default 100.
             lines: stop after so many lines that are not blank; 0: any number.
             stop: string or strings before which the text ends.
@@ -261,7 +306,7 @@ class LanguageModel:
         Raises:
             UsageError: if a setting is impossible.
         """
-        pieces = self._generator(**settings).stream(self._prompt_ids(prompt))
+        pieces = self._generator(memory, **settings).stream(self._prompt_ids(prompt))
         while True:
             with self.computing():  # not while others compute, between two pieces
                 piece = next(pieces, None)
@@ -270,15 +315,27 @@ class LanguageModel:
             yield piece
 
     @overload
-    def generate(self, prompt: str = "", **settings: Any) -> str: ...
+    def generate(
+        self, prompt: str = "", *, memory: KeptMemory | None = None, **settings: Any
+    ) -> str: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[str], *, batch_size: int = 16, **settings: Any
+        self,
+        prompt: Sequence[str],
+        *,
+        memory: KeptMemory | None = None,
+        batch_size: int = 16,
+        **settings: Any,
     ) -> list[str]: ...
 
     def generate(
-        self, prompt: str | Sequence[str] = "", *, batch_size: int = 16, **settings: Any
+        self,
+        prompt: str | Sequence[str] = "",
+        *,
+        memory: KeptMemory | None = None,
+        batch_size: int = 16,
+        **settings: Any,
     ) -> str | list[str]:
         """The text that continues the prompt; arguments as `stream`.
 
@@ -287,10 +344,10 @@ class LanguageModel:
         gives samples.
         """
         if isinstance(prompt, str):
-            return "".join(self.stream(prompt, **settings))
+            return "".join(self.stream(prompt, memory=memory, **settings))
         with self.computing():
             return list(
-                self._generator(**settings).texts(
+                self._generator(memory, **settings).texts(
                     [*map(self._prompt_ids, prompt)], batch_size=batch_size
                 )
             )
@@ -302,6 +359,7 @@ class LanguageModel:
 
     def _generator(
         self,
+        memory: KeptMemory | None,
         *,
         length: int = 100,
         lines: int = 0,
@@ -332,26 +390,35 @@ class LanguageModel:
             no_repeat_ngram_size=no_repeat_ngram_size,
             num_beams=num_beams,
             length_penalty=length_penalty,
+            begun=self.begun(memory),
         )
 
-    def score(self, text: str, context: str = "") -> TextScore:
-        """The nats of each token of a text, which begins a line or continues `context`. Raises
-        `UsageError` if the text is empty.
+    def score(self, text: str, context: str = "", *, memory: KeptMemory | None = None) -> TextScore:
+        """The nats of each token of a text, which begins a line or continues `context`, before which
+        the text of `memory` stands. Raises `UsageError` if the text is empty.
         """
-        before = [self.tokenizer.eos_id, *self._prompt_ids(context)]
+        begun = self.begun(memory)
+        if begun is None:
+            begun = beginning(self.model, self._own_context, self.tokenizer.eos_id)
+        prompt = self._prompt_ids(context)
+        before = [*begun.ids, *prompt]
         ids = self.encode(text)
         with self.computing():
             nll_N = score_text(
                 self.model,
                 np.array(before + ids),
-                self.reading_context(len(before + ids)),
+                begun.context_for(len(prompt) + len(ids)),
                 first=len(before),
+                predictor=frozen(self.model, None if memory is None else begun.memory),
+                n_again=len(begun.again),
             )
         return TextScore([self.tokenizer.words[i] for i in ids], nll_N.tolist())
 
-    def loglikelihood(self, context: str, continuation: str) -> float:
-        """The log-likelihood of `continuation` after `context`, in nats."""
-        return -self.score(continuation, context).total_nats
+    def loglikelihood(
+        self, context: str, continuation: str, *, memory: KeptMemory | None = None
+    ) -> float:
+        """The log-likelihood of `continuation` after `context`, in nats; `memory` as in `score`."""
+        return -self.score(continuation, context, memory=memory).total_nats
 
     @torch.no_grad()
     def hidden_states(self, text: str) -> Tensor:
@@ -362,6 +429,11 @@ class LanguageModel:
         with self.computing():
             hidden_1ND = Reader(self.model, self.reading_context(ids_1N.shape[1]), 1).read(ids_1N)
         return hidden_1ND[0, 1:].clone().cpu()
+
+    @property
+    def _own_context(self) -> Context:
+        """How a text of any length is read by itself."""
+        return reading_context(self.model_config, self.context)
 
     def reading_context(self, n_token: int) -> Context:
         """How a text of so many tokens is read by itself, see `txl.inference.reader`."""

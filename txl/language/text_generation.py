@@ -9,7 +9,8 @@ from txl.data_utils.free_text import decoder
 from txl.data_utils.tokenizer import UNK, Tokenizer
 from txl.generation.ending import Ending, GrowingText
 from txl.generation.rule import Rule
-from txl.generation.sampling import Rows, beam_search, side_by_side
+from txl.generation.sampling import Rows, beam_search, side_by_side, unread_before
+from txl.inference.kept import Begun
 from txl.inference.reader import context_of_text
 from txl.model.transformer import TransformerXL
 
@@ -18,6 +19,7 @@ from txl.model.transformer import TransformerXL
 class TextGenerator:
     """A model with its words, and how it continues prompts, which are lists of ids. A text begins
     after the token that ends a line, as in `LanguageModel.score`: an empty prompt begins a line.
+    With `begun` it goes on with what was read before.
 
     Attributes:
         tokenised: see `txl.data_utils.free_text.decoder`.
@@ -27,6 +29,8 @@ class TextGenerator:
             `txl.generation.rule.NGrams`.
         num_beams, length_penalty: above one beam, the most likely text that `beam_search` finds
         instead of a sample.
+        begun: the text that all prompts go on with, which brings its own context; None: there is
+            none.
     """
 
     model: TransformerXL
@@ -40,6 +44,24 @@ class TextGenerator:
     no_repeat_ngram_size: int = 0
     num_beams: int = 1
     length_penalty: float = 1.0
+    begun: Begun | None = None
+
+    @property
+    def last_before(self) -> int:
+        """The token before a prompt."""
+        if self.begun is None:
+            return self.tokenizer.eos_id
+        return self.begun.since[-1]
+
+    def line_before(self, prompt: Sequence[int] = ()) -> str:
+        """The last line of the text with a prompt, as far as it is not remembered only."""
+        spell = decoder(self.tokenizer, tokenised=self.tokenised)
+        pieces = []
+        for token in (*unread_before(self.begun), self.last_before, *prompt):
+            pieces.append(spell(token))
+        if self.begun is None:  # the text of the token that ends a line is no part of it
+            del pieces[0]
+        return "".join(pieces).rpartition("\n")[2]
 
     @property
     def banned(self) -> list[int]:
@@ -80,24 +102,31 @@ class TextGenerator:
 
     def _context_for(self, prompts: Sequence[Sequence[int]]) -> Context:
         longest = max(map(len, prompts)) + 1 + 2 * self.ending.length
+        if self.begun is not None:
+            return self.begun.context_for(longest)
         return context_of_text(self.model.config, self.context, longest)
 
     def _most_likely(self, prompt: Sequence[int]) -> str:
         def written(ids: Sequence[int]) -> tuple[str, bool]:
             spell = decoder(self.tokenizer, tokenised=self.tokenised)
-            before = "".join([spell(token) for token in (self.tokenizer.eos_id, *prompt)][1:])
-            text = GrowingText(self.ending, before.rpartition("\n")[2])
+            for token in before:
+                spell(token)
+            text = GrowingText(self.ending, line)
             return "".join(text.add(spell(token)) for token in ids), text.has_ended
+
+        before = [*unread_before(self.begun), self.last_before, *prompt]
+        line = self.line_before(prompt)
 
         found = beam_search(
             self.model,
-            [self.tokenizer.eos_id, *prompt],
+            [self.last_before, *prompt],
             self._context_for([prompt]),
             num_beams=self.num_beams,
             length=self.ending.longest,
             length_penalty=self.length_penalty,
             banned=self.banned,
             no_repeat_ngram_size=self.no_repeat_ngram_size,
+            begun=self.begun,
             **{} if self.ending.is_by_length else {"has_ended": lambda ids: written(ids)[1]},
         )
         return written(found[0].ids)[0]
@@ -121,9 +150,12 @@ class Session:
     def __init__(self, how: TextGenerator, seeds: Sequence[int] = (0,)) -> None:
         tokenizer = how.tokenizer
         self._ending = how.ending
-        self._eos = tokenizer.eos_id
+        self._first = how.last_before
         self._decoders = [decoder(tokenizer, tokenised=how.tokenised) for _ in seeds]
-        self._lines = [""] * len(seeds)  # the last of each text
+        for spell in self._decoders:
+            for token in unread_before(how.begun):
+                spell(token)
+        self._lines = [how.line_before()] * len(seeds)  # the last of each text
         self._is_empty = [True] * len(seeds)
         self._rows = Rows(
             how.model,
@@ -132,14 +164,17 @@ class Session:
             banned=how.banned,
             no_repeat_ngram_size=how.no_repeat_ngram_size,
             seeds=[None if how.seed is None else how.seed + seed for seed in seeds],
+            begun=how.begun,
         )
 
     def read(self, row: int, prompt: Sequence[int]) -> None:
-        """Add a prompt to the end of a text, which begins after the token that ends a line."""
+        """Add a prompt to the end of a text, which begins after the token that ends a line, or what
+        was read before.
+        """
         if self._is_empty[row]:
             self._is_empty[row] = False
-            self._rows.add(row, [self._eos])
-            self._decoders[row](self._eos)  # its text is no part of the row's
+            self._rows.add(row, [self._first])
+            self._decoders[row](self._first)  # its text is no part of the row's
         self._rows.add(row, prompt)
         for token in prompt:
             piece = self._decoders[row](token)
