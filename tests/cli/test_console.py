@@ -153,6 +153,7 @@ def test_what_python_m_starts_and_what_txl_starts_are_one_list() -> None:
     aliases = {
         "./run_wt103.sh try",
         "python -m txl estimate",
+        "python -m txl read",
         "python -m txl report",
         "python eval.py --text",
         "python eval.py --recl",

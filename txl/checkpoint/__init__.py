@@ -1,6 +1,6 @@
 """Checkpoints: one folder each, complete or not there; and the flags by which programs use one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from txl.checkpoint.folder import (
     OPTIMIZER,
@@ -33,8 +33,10 @@ from txl.config import (
     SAME_LENGTH_HELP,
     AttnImpl,
     Checked,
+    Context,
     Dtype,
     option,
+    require,
 )
 
 
@@ -70,3 +72,26 @@ class OneModel(ModelUse):
         "run directory, for its best checkpoint; or one checkpoint in it, a checkpoint of another"
         " program, or the name of a model on the Hugging Face hub, see docs/importing.md",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsOn(OneModel):
+    """The use of one model, which may go on with a text that it has read before."""
+
+    memory_file: str | None = option(
+        None,
+        "go on with the text that txl read has kept in this file, which brings the lengths that it"
+        " was read with",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = []
+        for f in fields(Context):
+            if getattr(self, f.name, None) not in (None, ()):
+                given.append(f"--{f.name}")
+        require(
+            self.memory_file is None or not given,
+            f"{', '.join(given)}: the memory of --memory_file brings its own; leave it out, or give"
+            " it to txl read",
+        )

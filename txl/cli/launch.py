@@ -52,6 +52,11 @@ PROGRAMS = {
         "python -m txl report",
     ),
     "generate": Program("txl.commands.generate", "continue texts", "python generate.py"),
+    "read": Program(
+        "txl.commands.read",
+        "read a text once, and keep what is remembered of it",
+        "python -m txl read",
+    ),
     "convert": Program(
         "txl.commands.convert", "checkpoints of other programs, in and out", "python -m txl.convert"
     ),

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from txl.cli.flags import read_flags, refuse_idle_flags
+from txl.commands.read import begun_in
 from txl.config import UsageError, build, require
 from txl.data_utils.free_text import decoder, encode_text, read_text, read_turns
 from txl.data_utils.tokenizer import Tokenizer
-from txl.generation.config import GenerateConfig
+from txl.generation.config import LONGEST_SESSION, GenerateConfig
 from txl.language.model import LanguageModel
 from txl.language.text_generation import Session, TextGenerator
 from txl.runtime.resources import require_room
@@ -34,15 +35,19 @@ def main(argv: Sequence[str]) -> None:
     )
     require(config.dataset is None or lm.run is None, own)
     refuse_idle_flags(typed, config, lm.model_config)
+    begun = begun_in(lm, config.memory_file)
     vocab = lm.tokenizer
     tokenised = lm.is_tokenised
     prompts = []
     for name, text in prompts_of(config, vocab):
         prompts.append((text, ids_of(text, name, vocab, tokenised=tokenised)))
+    context = lm.context.as_asked(config)
+    if begun is not None:
+        context = begun.context_for(LONGEST_SESSION)
     with lm.used_as(config) as model:
         how = TextGenerator(
             model=model,
-            context=lm.context.as_asked(config),
+            context=context,
             tokenizer=vocab,
             tokenised=tokenised and not config.raw,
             ending=config.ending(),
@@ -52,6 +57,7 @@ def main(argv: Sequence[str]) -> None:
             no_repeat_ngram_size=config.no_repeat_ngram_size,
             num_beams=config.num_beams,
             length_penalty=config.length_penalty,
+            begun=begun,
         )
         if config.interactive:
             converse(how, *prompts[0], tokenised=tokenised)

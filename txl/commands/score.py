@@ -10,13 +10,14 @@ import io
 import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
+from txl.commands.read import begun_in
 from txl.commands.scoring import opened, training_text
 from txl.config import require
 from txl.data_utils.corpus import DataConfig
@@ -24,7 +25,7 @@ from txl.data_utils.documents import documents_of
 from txl.data_utils.free_text import FreeText, encode_text, has_tokens, read_text
 from txl.data_utils.tokenizer import UNK, Tokenizer
 from txl.evaluation.config import EVAL, SCORE, ScoreConfig
-from txl.evaluation.reading import Predictor, Reading, within
+from txl.evaluation.reading import Reading, within
 from txl.evaluation.report import (
     Part,
     Token,
@@ -38,6 +39,7 @@ from txl.evaluation.report import (
 from txl.evaluation.rows import Row, row_of_texts
 from txl.evaluation.test_time import Additions, prepared
 from txl.inference.cuda_graph import frozen
+from txl.inference.kept import Begun
 from txl.inference.reader import reading_context
 from txl.language.model import LanguageModel
 from txl.runtime.distributed import Ranks, process_group
@@ -65,6 +67,11 @@ def resolved(
     `UsageError` on flags that do not go together.
     """
     config, additions, lm = opened(ScoreConfig, typed, ranks)
+    require(
+        config.memory_file is None or not additions.name,
+        f"--memory_file: {additions.name} adapts to a text from its first token on; leave one of"
+        " the two out",
+    )
     if additions.read_training_text:
         data = lm.data_config(typed)
     else:
@@ -89,13 +96,16 @@ def score_file(
     ranks: Ranks,
 ) -> None:
     """Score a text, or each part of it alone, as the beginning of a line or as the continuation of
-    --context.
+    --memory_file and --context.
     """
     vocab = lm.tokenizer
+    begun = begun_in(lm, config.memory_file)
     how: dict[str, Any] = {"running": config.tokenise}
     if not config.tokenise:
         how["advice"] = "; for running text there is --tokenise"
     before = [vocab.eos_id]
+    if begun is not None:
+        before = begun.ids
     if config.context is not None:
         before += encode_text(
             read_text(config.context, vocab), vocab, name=config.context, **how
@@ -113,19 +123,12 @@ def score_file(
     rows = []
     nats_of = []
     with lm.used_as(config) as model:
-        for asked in config.look_backs(lm.context):
-            if config.ext_len is not None:
-                context = asked
-            else:
-                context = reading_context(lm.model_config, asked)
-            predictors: list[tuple[str, Predictor]] = [("", frozen(model))]
+        for plain in readings_of(lm, config, begun, max(map(len, ids))):
+            readings = [plain]
             if additions.name:
-                added = prepared(additions, model, training, context, batch_size=1, ranks=ranks)
-                predictors.append((additions.name, added))
-            for name_of_added, predictor in predictors:
-                reading = Reading(
-                    context, within(context, max(map(len, ids))), 0, predictor, name_of_added
-                )
+                added = prepared(additions, model, training, plain.asked, batch_size=1, ranks=ranks)
+                readings.append(replace(plain, predictor=added, added=additions.name))
+            for reading in readings:
                 row, nats_of = row_of_texts(
                     ids, reading, model, ranks, first=len(before), counts=counts
                 )
@@ -134,6 +137,26 @@ def score_file(
     for one, nats_N in zip(texts, nats_of, strict=True):
         parts.append(part_of(one, nats_N.tolist(), vocab))
     report(lm, config, rows, parts)
+
+
+def readings_of(
+    lm: LanguageModel, config: ScoreConfig, begun: Begun | None, n_token: int
+) -> list[Reading]:
+    """How texts are read by the model alone, once for each of the lengths that are asked for.
+
+    Args:
+        n_token: of the longest text, with what is read before it.
+    """
+    if begun is not None:
+        context = within(begun.context, begun.n_token + n_token)
+        predictor = frozen(lm.model, begun.memory)
+        return [Reading(begun.context, context, 0, predictor, n_again=len(begun.again))]
+    readings = []
+    for context in config.look_backs(lm.context):
+        if config.ext_len is None:
+            context = reading_context(lm.model_config, context)
+        readings.append(Reading(context, within(context, n_token), 0, frozen(lm.model)))
+    return readings
 
 
 class _Text(NamedTuple):
@@ -203,6 +226,8 @@ def report(lm: LanguageModel, config: ScoreConfig, rows: list[Row], parts: list[
             "weights": lm.fingerprint(),
             "text": config.text,
         }
+        if config.memory_file is not None:
+            which |= {"memory_file": config.memory_file}
         if config.each != "file":
             which |= {"each": [part.as_dict(config.each) for part in parts]}
         write_results(Path(config.json), rows, **which, dtype=config.dtype)

@@ -5,7 +5,7 @@ score`, `txl recl` and `txl report`.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from txl.checkpoint import ModelUse, OneModel
+from txl.checkpoint import ModelUse, OneModel, ReadsOn
 from txl.config import LENGTH, Context, option, require
 from txl.evaluation.test_time.dynamic import DynamicConfig
 from txl.evaluation.test_time.knn import KnnConfig
@@ -132,7 +132,7 @@ class EvalConfig(Lengths, OneModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreConfig(Lengths, OneModel):
+class ScoreConfig(Lengths, ReadsOn):
     """Which text is scored, and how."""
 
     text: str = option("-", "the file that is scored, from its first token on (-: standard input)")

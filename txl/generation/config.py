@@ -3,17 +3,17 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from txl.checkpoint import OneModel
+from txl.checkpoint import ReadsOn
 from txl.config import LENGTH, SEED, TextKind, option, require
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 
-# memory for tokens that may come; a text of known length needs no more than itself
-_LONGEST_SESSION = 2**16
+LONGEST_SESSION = 2**16
+"""Memory for tokens that may come; a text of known length needs no more than itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateConfig(Rule, OneModel):
+class GenerateConfig(Rule, ReadsOn):
     """What to generate and how to sample."""
 
     dataset: TextKind | None = option(
@@ -90,10 +90,10 @@ class GenerateConfig(Rule, OneModel):
             require(
                 one_text, "--interactive: is about one text; leave out --prompts and --num_samples"
             )
-            fits = (self.mem_len or 0) <= _LONGEST_SESSION
+            fits = (self.mem_len or 0) <= LONGEST_SESSION
             require(
                 fits,
-                f"--interactive: keeps up to {_LONGEST_SESSION} tokens; give a smaller --mem_len",
+                f"--interactive: keeps up to {LONGEST_SESSION} tokens; give a smaller --mem_len",
             )
             require(
                 self.prompt != "-",

@@ -95,6 +95,7 @@ class TurnedSegments:
             kv_2LBKAH = self._sinks.kv_2LBKAH.index_select(2, index_B)
             self._sinks = self._sinks._replace(kv_2LBKAH=kv_2LBKAH)
 
+    @torch.no_grad()
     def _remember(self, memory: Memory, batch_size: int) -> None:
         """Begin with what a memory of one row holds, as if it stood at the first places."""
         n_kept = memory.length
