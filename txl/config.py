@@ -343,6 +343,10 @@ class ModelConfig(NamesParts):
         "reversible layers: inputs are recomputed from outputs, so no activations are kept; needs"
         " --pre_lnorm",
     )
+    parallel: bool = option(
+        False,
+        "attention and feed-forward net read the same input, as in GPT-NeoX; needs --pre_lnorm",
+    )
     gate: str = option(
         "none", "gate in place of each residual sum, as in GTrXL; needs --pre_lnorm; none: the sum"
     )
@@ -408,6 +412,12 @@ class ModelConfig(NamesParts):
             "--reversible needs --pre_lnorm: LayerNorm after a residual connection cannot be"
             " inverted",
         )
+        if self.parallel:
+            require(self.pre_lnorm, "--parallel needs --pre_lnorm: both nets read a normed input")
+            is_plain = self.gate == "none" and not self.reversible
+            require(
+                is_plain, "--parallel: works neither with --gate nor with --reversible; drop one"
+            )
         if self.gate != "none":
             require(
                 self.pre_lnorm,

@@ -129,6 +129,7 @@ MEMORIES = Registry(
     base="txl.model.rule:MemoryRule",
 )
 STACKS = Registry("stack", "way to run layers", {"reversible": "txl.stacks.reversible:run"})
+LAYERS = Registry("layer", "layer", {"parallel": "txl.stacks.parallel:ParallelLayer"})
 GATES = Registry(
     "gate",
     "gate",
@@ -190,6 +191,7 @@ SOURCES = Registry(
         "nvidia": "txl.convert.nvidia:Nvidia",
         "huggingface": "txl.convert.huggingface:HuggingFace",
         "llama": "txl.convert.llama:Llama",
+        "gpt_neox": "txl.convert.gpt_neox:GPTNeoX",
         "tensorflow": "txl.convert.source:TensorFlow",
     },
     base="txl.convert.source:Source",

@@ -36,6 +36,7 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+PARTLY = {"rope_type": "default", "rope_theta": 9000.0, "partial_rotary_factor": 0.5}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama 2": ("Llama", {"num_key_value_heads": 4, "head_dim": 6}),
@@ -59,6 +60,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, window": ("Mistral", {"sliding_window": 11}),
     "qwen2": ("Qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 10}),
+    "gpt_neox": ("GPTNeoX", {"hidden_size": 32, "rope_parameters": PARTLY}),
+    "gpt_neox in turn": (
+        "GPTNeoX",
+        {
+            "hidden_size": 32,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "rope_parameters": PARTLY,
+        },
+    ),
     "qwen3 of biases": ("Qwen3", {"attention_bias": True}),
 }
 
@@ -100,6 +111,7 @@ def in_float64() -> Iterator[None]:
     """transformers takes norms and angles in float32 whatever the dtype of a model: here it does
     not.
     """
+    from transformers.models.gpt_neox import modeling_gpt_neox
     from transformers.models.llama import modeling_llama
     from transformers.models.mistral import modeling_mistral
     from transformers.models.qwen2 import modeling_qwen2
@@ -111,10 +123,12 @@ def in_float64() -> Iterator[None]:
             (modeling_mistral, "Mistral"),
             (modeling_qwen2, "Qwen2"),
             (modeling_qwen3, "Qwen3"),
+            (modeling_gpt_neox, "GPTNeoX"),
         ):
-            norm = getattr(module, f"{name}RMSNorm")
+            norm = getattr(module, f"{name}RMSNorm", None)
             rotary = getattr(module, f"{name}RotaryEmbedding")
-            stack.enter_context(mock.patch.object(norm, "forward", _normed))
+            if norm is not None:
+                stack.enter_context(mock.patch.object(norm, "forward", _normed))
             stack.enter_context(mock.patch.object(rotary, "forward", _angles))
         yield
 
@@ -132,6 +146,13 @@ def weight(name: str, shape: tuple[int, ...]) -> Tensor:
     return drawn.view(shape) + (len(shape) == 1)
 
 
+def in_file(kind: str, name: str) -> str:
+    """The name of a parameter in the files of a model."""
+    if "gpt_neox" in kind:
+        return name.replace("lm_head.", "embed_out.")
+    return name
+
+
 def golden_ids() -> Tensor:
     return (torch.arange(30) ** 2 * 7 % SIZES["vocab_size"])[None]
 
@@ -143,7 +164,7 @@ def write_golden() -> None:
     for kind in KINDS:
         model = build(kind)
         for name, parameter in model.named_parameters():
-            parameter.copy_(weight(name, tuple(parameter.shape)))
+            parameter.copy_(weight(in_file(kind, name), tuple(parameter.shape)))
         with in_float64():
             logit_V = model(golden_ids()).logits[0, -1]
         golden[kind] = {"config": model.config.to_diff_dict(), "logits": logit_V[::EVERY].tolist()}

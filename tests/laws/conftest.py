@@ -90,6 +90,7 @@ DECODER: dict[str, Any] = {
 """A model as those of Llama's family are."""
 LAYERS: dict[str, dict[str, Any]] = {
     "decoder": DECODER,
+    "decoder_parallel": DECODER | {"parallel": True, "norm": "layer", "rope_part": 0.5},
     "decoder_reversible": DECODER | {"reversible": True},
     "grouped": {"n_head": 4, "n_kv_head": 1, "o_bias": True, "norm": "rms"},
     "reversible": {"pre_lnorm": True, "reversible": True},

@@ -66,6 +66,13 @@ PRESETS = {
         " --warmup_step 500 --max_step 10000 --tgt_len 64 --mem_len 192 --eval_tgt_len 64"
         " --batch_size 32 --eval_interval 500 --log_interval 100",
     ),
+    "llama-small": Preset(
+        "any text: a decoder of Llama's family of the size of small; not trained by us",
+        f"--n_layer 6 --d_model 256 --n_head 8 --n_kv_head 4 --d_head 32 --d_inner 683 {_RECIPE}"
+        " --position rotary --norm rms --final_norm --no_ff_bias --no_scale_embedding"
+        " --no_softmax_bias --dropout 0.1 --warmup_step 500 --max_step 10000 --tgt_len 64 --mem_len"
+        " 192 --eval_tgt_len 64 --batch_size 32 --eval_interval 500 --log_interval 100",
+    ),
     "base": Preset(
         "any text, hours on a GPU: 12 layers of 512; not trained by us",
         f"--n_layer 12 --d_model 512 --n_head 8 --d_head 64 --d_inner 1365 {_RECIPE} --dropout 0.1"

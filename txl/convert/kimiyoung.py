@@ -360,7 +360,7 @@ def require_plain(config: ModelConfig, program: str) -> None:
     }
     plain |= {"reversible": False, "memory": "fifo", "norm": "layer", "final_norm": False}
     plain |= {"scale_embedding": True, "softmax_bias": True, "ff_bias": True, "n_kv_head": None}
-    plain |= {"qkv_bias": False, "o_bias": False, "qk_norm": False}
+    plain |= {"qkv_bias": False, "o_bias": False, "qk_norm": False, "parallel": False}
     for name, only in plain.items():
         value = getattr(config, name)
         require(value == only, f"--{name} {value}: {program} has no such model, only {only}")

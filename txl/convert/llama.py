@@ -6,24 +6,25 @@ biases but where a model has them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
+from txl.convert.decoder import (
+    filled,
+    read_in_segments,
+    require_plain_weights,
+    require_types,
+    rotary_for,
+    rotary_of,
+)
 from txl.convert.source import Found, Place, Source
 from txl.convert.tensor_files import tensors_in, weights_file
-from txl.model.sizes import model_without_values, shapes_of, weights_of
 from txl.model.transformer import TransformerXL
-from txl.runtime.records import fits, read_json
-
-SEGMENT = 256
-"""Tokens that a loaded model reads at once, unless it is told otherwise."""
-N_SINK = 4
-"""First tokens of a text that it never forgets, likewise."""
+from txl.runtime.records import read_json
 
 
 @dataclass(frozen=True)
@@ -131,28 +132,16 @@ def configs_of(settings: Mapping[str, Any], path: Path) -> tuple[ModelConfig, Co
             f"{path}: model_type {model_type}; there are {', '.join(FAMILIES)} and transfo-xl"
         )
     config = {**_DEFAULTS, **family.defaults, **settings}
-    _require_fields(config, path)
+    require_types(config, _OF_CONFIG, _REQUIRED, path)
     _require_plain(config, path)
     try:
         model_config = _model_of(config, family)
-        context = _context_of(config, str(model_type), path)
-        if not context.same_length:
-            model_config = replace(model_config, memory="sinks", n_sink=N_SINK)
+        n_trained = config["max_position_embeddings"]
+        window = _window_of(config, str(model_type), path)
+        model_config, context = read_in_segments(model_config, n_trained, window)
     except UsageError as error:  # a file has names, and no flags
         raise UsageError(f"{path}: {str(error).replace('--', '')}") from None
     return model_config, context
-
-
-def _require_fields(config: Mapping[str, Any], path: Path) -> None:
-    for name in _REQUIRED:
-        require(name in config, f"{path}: {name} is missing; use another copy")
-    for name, hint in _OF_CONFIG.items():
-        value = config.get(name)
-        is_absent = value is None and name not in _REQUIRED
-        require(
-            is_absent or fits(value, hint),
-            f"{path}: {name} is {str(value)[:40]!r}, of another type; use another copy",
-        )
 
 
 def _require_plain(config: Mapping[str, Any], path: Path) -> None:
@@ -162,11 +151,7 @@ def _require_plain(config: Mapping[str, Any], path: Path) -> None:
         act in _ACTIVATIONS,
         f"{path}: hidden_act {act}: no such activation here, only {' and '.join(_ACTIVATIONS)}",
     )
-    for name in ("quantization_config", "no_rope_layers"):
-        require(
-            not config.get(name),
-            f"{path}: {name}: such a model is not read; convert it to plain weights first",
-        )
+    require_plain_weights(config, path)
 
 
 def _model_of(config: Mapping[str, Any], family: Family) -> ModelConfig:
@@ -187,55 +172,10 @@ def _model_of(config: Mapping[str, Any], family: Family) -> ModelConfig:
         ff_bias=config["mlp_bias"],
         layer_norm_epsilon=config["rms_norm_eps"],
         not_tied=not config["tie_word_embeddings"],
-        **_rotary_of(config),
+        **rotary_of(config),
         **_ALWAYS,
         **own,
     )
-
-
-def _rotary_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the rotary positions, in the words of transformers 4 or 5."""
-    given = {"rope_theta": config["rope_theta"]}
-    given |= config.get("rope_scaling") or {}
-    given |= config.get("rope_parameters") or {}
-    kind = given.get("rope_type", given.get("type", "default"))
-    part = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    require(part == 1.0, f"partial_rotary_factor {part}: only 1 is read")
-    base = _number(given, "rope_theta")
-    if kind == "default":
-        return {"rope_base": base}
-    if kind == "linear":
-        factor = _number(given, "factor")
-        return {"rope_base": base, "rope_scaling": "linear", "rope_factor": factor}
-    require(
-        kind == "llama3",
-        f"rope_type {kind}: no such scaling of frequencies here; there are default, linear, llama3",
-    )
-    return {
-        "rope_base": base,
-        "rope_scaling": "llama3",
-        "rope_factor": _number(given, "factor"),
-        "rope_low": _number(given, "low_freq_factor"),
-        "rope_high": _number(given, "high_freq_factor"),
-        "rope_trained_len": int(_number(given, "original_max_position_embeddings")),
-    }
-
-
-def _number(given: Mapping[str, Any], name: str) -> float:
-    value = given.get(name)
-    require(fits(value, float), f"{name} is {value!r}, and no number; use another copy")
-    assert value is not None
-    return float(value)
-
-
-def _context_of(config: Mapping[str, Any], model_type: str, path: Path) -> Context:
-    window = _window_of(config, model_type, path)
-    n_trained = config["max_position_embeddings"]
-    require(n_trained > 1, f"{path}: max_position_embeddings {n_trained}: must be at least 2")
-    if window is not None and window < n_trained:
-        return Context(tgt_len=min(SEGMENT, window), mem_len=window, same_length=True)
-    tgt_len = min(SEGMENT, n_trained // 2)
-    return Context(tgt_len=tgt_len, mem_len=max(0, n_trained - tgt_len - N_SINK))
 
 
 def _window_of(config: Mapping[str, Any], model_type: str, path: Path) -> int | None:
@@ -258,56 +198,8 @@ def _window_of(config: Mapping[str, Any], model_type: str, path: Path) -> int | 
 
 
 def from_llama(state: Mapping[str, Tensor], config: ModelConfig, path: Path) -> TransformerXL:
-    """The model of these tensors, read strictly and without a copy where one tensor is one of ours.
-
-    Args:
-        path: what is named if they do not fit.
-    Raises:
-        UsageError: if a tensor is missing, left over, of another shape, or not finite.
-    """
-    n_element = sum(tensor.numel() for tensor in state.values())
-    is_small = shapes_of(config, n_tensor=len(state), n_element=n_element) is not None
-    require(
-        is_small,
-        f"{path}: config.json describes a larger model than the {n_element:,} weights beside it",
-    )
-    for name, tensor in state.items():
-        good = tensor.is_floating_point() and bool(tensor.isfinite().all())
-        require(good, f"{path}: {name} is no finite floating-point tensor; use another copy")
-    model = model_without_values(config, device="cpu")
-    used = set()
-    dtype = next(iter(state.values())).dtype
-    for name, parameter in weights_of(model).items():
-        parts = []
-        for their_name in their_names(name):
-            require(their_name in state, f"{path}: {their_name} is missing from the weights")
-            used.add(their_name)
-            parts.append(state[their_name].to(dtype))
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        require(
-            tensor.shape == parameter.shape,
-            f"{path}: {' and '.join(their_names(name))}: of the shape {tuple(tensor.shape)};"
-            f" config.json asks for {tuple(parameter.shape)}",
-        )
-        parameter.data = tensor
-    _require_no_more(state, used, config, path)
-    return model.eval()
-
-
-def _require_no_more(
-    state: Mapping[str, Tensor], used: set[str], config: ModelConfig, path: Path
-) -> None:
-    """Raise `UsageError` if a tensor is left over that is no second name of a tied table."""
-    left = []
-    for name in sorted(set(state) - used):
-        is_table = name == _HEAD and not config.not_tied
-        is_same = is_table and torch.equal(state[name], state[_TABLE])
-        if not is_same and not name.endswith(".rotary_emb.inv_freq"):
-            left.append(name)
-    require(
-        not left,
-        f"{path}: {', '.join(left[:3])}: no weights of the model that config.json describes",
-    )
+    """The model of these tensors, see `filled`."""
+    return filled(config, state, their_names, path, head=_HEAD, table=_TABLE)
 
 
 _TABLE = "model.embed_tokens.weight"
@@ -348,10 +240,14 @@ def to_llama(model: TransformerXL) -> dict[str, Tensor]:
     """The state dict of the same model in transformers, without second names of a tied table."""
     theirs = {}
     for name, parameter in model.named_parameters():
-        if ".memory." not in name:
-            names = their_names(name)
-            for their_name, part in zip(names, parameter.detach().chunk(len(names)), strict=True):
-                theirs[their_name] = part.contiguous()
+        require(
+            ".memory." not in name,
+            f"--memory {model.config.memory}: its weights have no place in transformers; use --to"
+            " txl",
+        )
+        names = their_names(name)
+        for their_name, part in zip(names, parameter.detach().chunk(len(names)), strict=True):
+            theirs[their_name] = part.contiguous()
     return theirs
 
 
@@ -376,7 +272,7 @@ def config_for_llama(model: TransformerXL, context: Context) -> dict[str, Any]:
         "attention_bias": config.o_bias,
         "mlp_bias": config.ff_bias,
         "torch_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        **_rotary_for(config),
+        **rotary_for(config),
     }
     if model_type == "mistral":
         settings["sliding_window"] = context.mem_len
@@ -391,9 +287,14 @@ def _trained_len(config: ModelConfig, context: Context) -> int:
 
 def _model_type(config: ModelConfig, context: Context) -> str:
     """The class of transformers that has such a model."""
-    for name, only in {**_ALWAYS, "attention": "softmax", "gate": "none", "div_val": 1}.items():
+    for name, only in {**_ALWAYS, "attention": "softmax", "gate": "none", "rope_part": 1.0}.items():
         _require_only(config, name, only)
-    for name, only in {"reversible": False, "recurrence": "below", "cutoffs": ()}.items():
+    for name, only in {
+        "reversible": False,
+        "parallel": False,
+        "recurrence": "below",
+        "cutoffs": (),
+    }.items():
         _require_only(config, name, only)
     require(
         config.d_embed == config.d_model,
@@ -435,21 +336,6 @@ def _their_activation(config: ModelConfig) -> str:
         f"--activation {config.activation}: transformers has no such decoder, only"
         f" {' or '.join(_ACTIVATIONS.values())}"
     )
-
-
-def _rotary_for(config: ModelConfig) -> dict[str, Any]:
-    """In the words of transformers 4, which 5 reads too."""
-    base = {"rope_theta": config.rope_base}
-    if config.rope_scaling == "none":
-        return base
-    scaling = {"rope_type": config.rope_scaling, "factor": config.rope_factor}
-    if config.rope_scaling == "llama3":
-        scaling |= {
-            "low_freq_factor": config.rope_low,
-            "high_freq_factor": config.rope_high,
-            "original_max_position_embeddings": config.rope_trained_len,
-        }
-    return base | {"rope_scaling": scaling}
 
 
 class Llama(Source):

@@ -60,6 +60,7 @@ def _is_served(layer: Layer) -> bool:
     attn = layer.attn
     is_plain = type(attn) is Attention and not isinstance(attn.rule, GroupedSoftmaxAttention)
     has_biases = attn.v_net.bias is not None
+    is_plain = is_plain and type(layer) is Layer
     is_summed = layer.attn_gate is torch.add and isinstance(layer.attn_norm, nn.LayerNorm)
     return (
         attn.pos.is_relative()

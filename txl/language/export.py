@@ -24,6 +24,7 @@ from txl.convert.huggingface import (
     tokenizer_of_words,
 )
 from txl.convert.kimiyoung import RATES, arguments_for_kimiyoung, rates_of, to_kimiyoung
+from txl.convert.llama import config_for_llama, to_llama
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.tokenizer import EOS, UNK, Tokenizer
 from txl.data_utils.words import Vocab
@@ -50,6 +51,14 @@ print(lm.generate("Once upon a time"))"""
     "huggingface": (
         """import txl.hf  # for transformers 5; transformers 4 up to 4.57 has the class itself
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+ids = tokenizer("Once upon a time", return_tensors="pt")["input_ids"]
+print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))"""
+    ),
+    "decoder": (
+        """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
@@ -125,7 +134,7 @@ def model_card(lm: "LanguageModel", kind: str, name: str, notes: Notes) -> str:
         " transfo-xl]\n" + (f"license: {licence}\n---" if licence else "---"),
         f"# {name}",
         (
-            f"A Transformer-XL language model (Dai et al. 2019): {config.n_layer} layers, d_model"
+            f"A {_kind_of(lm)}: {config.n_layer} layers, d_model"
             f" {config.d_model}, {n_weight:,} parameters, a vocabulary of {len(lm.tokenizer):,}"
             f" {lm.tokenizer.unit}. It was trained with segments of {lm.context.tgt_len} tokens and a memory of"
             f" {lm.context.mem_len}."
@@ -152,13 +161,20 @@ def model_card(lm: "LanguageModel", kind: str, name: str, notes: Notes) -> str:
         # longer than any in the text
         fence = "`" * max(3, 1 + max(map(len, re.findall("`*", notes.samples))))
         lines.append(f"## Samples\n\n{fence}\n{notes.samples.strip()}\n{fence}")
-    lines.append(f"## Use\n\n```python\n{_USE[kind].format(name=name)}\n```")
+    use = _USE["decoder" if kind == "huggingface" and is_decoder(lm) else kind]
+    lines.append(f"## Use\n\n```python\n{use.format(name=name)}\n```")
     if licence:
         stated = f"`{licence}`"
     else:
         stated = "Not stated yet: name one here and as `license:` at the top"
     lines.append(f"## Licence\n\n{stated}.")
     return "\n\n".join(lines) + "\n"
+
+
+def _kind_of(lm: "LanguageModel") -> str:
+    if is_decoder(lm):
+        return f"decoder with rotary positions and the memory `{lm.model.config.memory}`"
+    return "Transformer-XL language model (Dai et al. 2019)"
 
 
 def _figures(lm: "LanguageModel", evaluations: Sequence[str | Path]) -> list[str]:
@@ -316,9 +332,42 @@ def write_run(lm: "LanguageModel", folder: Path) -> None:
 
 
 def write_huggingface(lm: "LanguageModel", folder: Path) -> None:
-    """The folder that TransfoXL's `from_pretrained` reads, in transformers 4 and with `txl.hf`.
-    Raises `UsageError` if Hugging Face has no such model.
+    """The folder that `from_pretrained` reads: of a decoder with rotary positions that of Llama's
+    family, else TransfoXL's, in transformers 4 and with `txl.hf`. Raises `UsageError` if Hugging
+    Face has no such model.
     """
+    if is_decoder(lm):
+        write_decoder(lm, folder)
+    else:
+        write_transfo_xl(lm, folder)
+
+
+def is_decoder(lm: "LanguageModel") -> bool:
+    """True for what goes to Hugging Face as a model of Llama's family."""
+    return lm.model.config.position == "rotary"
+
+
+def write_decoder(lm: "LanguageModel", folder: Path) -> None:
+    """Weights, configuration and tokenizer of a class of Llama's family. What is remembered is no
+    part of it. Raises `UsageError` if Hugging Face has no such model.
+    """
+    files = lm.tokenizer.files()
+    require(
+        "tokenizer.json" in files,
+        f"--dataset {lm.record.get('data', {}).get('dataset')}: a decoder there reads text by a"
+        " tokenizer.json, as --dataset bpe trains one; use --to txl",
+    )
+    config = config_for_llama(lm.model, lm.context) | {"eos_token_id": lm.tokenizer.eos_id}
+    _write_json(folder / "config.json", config)
+    tensors = to_llama(lm.model)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if name in files:
+            (folder / name).write_text(files[name], encoding="utf-8")
+
+
+def write_transfo_xl(lm: "LanguageModel", folder: Path) -> None:
+    """The folder of Hugging Face's TransfoXL. Raises `UsageError` if it has no such model."""
     dataset = lm.record.get("data", {}).get("dataset")
     only = "TransfoXL of Hugging Face has words only, as they are written; use --to original"
     require(type(lm.tokenizer) is Vocab, f"--dataset {dataset}: {only}")

@@ -10,7 +10,7 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.model.feed_forward import FeedForward
 from txl.model.layer import Layer, run_layers
 from txl.model.rule import MemoryRule, Run
-from txl.registry import ATTENTION_RULES, GATES, MEMORIES, NORMS, POSITIONS, STACKS
+from txl.registry import ATTENTION_RULES, GATES, LAYERS, MEMORIES, NORMS, POSITIONS, STACKS
 
 
 def build_layers(config: ModelConfig, *, dropout: float, dropatt: float) -> Any:
@@ -43,7 +43,7 @@ def build_layer(
         f" --memory {config.memory} each row begins elsewhere; use an encoding of distances, such"
         f" as {ModelConfig.position}",
     )
-    return pos.layer_class()(
+    return layer_class(config, pos)(
         attn=attn,
         memory=memory,
         attn_norm=build_norm(config),
@@ -77,6 +77,19 @@ def build_memory_rule(config: ModelConfig, layer: int) -> MemoryRule:
     does not work with the model."""
     require_works(config.memory, config)
     return MEMORIES[config.memory].of_layer(config, layer)(config)
+
+
+def layer_class(config: ModelConfig, pos: Any) -> type[Layer]:
+    """The layer that a configuration and its encoding ask for."""
+    of_encoding = pos.layer_class()
+    if not config.parallel:
+        return of_encoding
+    require(
+        of_encoding is Layer,
+        f"--parallel: --position {config.position} adds to the input of each layer; use another"
+        " encoding",
+    )
+    return LAYERS["parallel"]
 
 
 def build_norm(config: ModelConfig) -> nn.Module:

@@ -18,7 +18,8 @@ class Rotary(PositionEncoding):
     distance.
 
     logit_ts = H^(-1/2) (Rot_t q_t).(Rot_s k_s) = H^(-1/2) q_t.(Rot_(s-t) k_s)
-    Rot_p rotates the pair of channels (c, c + H/2) by the angle p w_c, w_c = base^(-2c/H), scaled
+    Rot_p rotates the pair of channels (c, c + H/2) by the angle p w_c, w_c = base^(-2c/H), scaled;
+    of the first H channels of a head only, if rope_part is below 1
 
     Source: Su et al. 2021, RoFormer (arXiv 2104.09864), sec. 3.2, eq. 14 to 16; scalings: see
     `scaled`.
@@ -34,6 +35,9 @@ class Rotary(PositionEncoding):
     @dataclass(frozen=True, kw_only=True)
     class Settings(PartSettings):
         rope_base: float = option(10000.0, "base of the frequencies of rotary positions", above=0)
+        rope_part: float = option(
+            1.0, "share of a head's channels that are rotated", above=0, maximum=1
+        )
         rope_scaling: Literal["none", "linear", "llama3"] = option(
             "none",
             "change of these frequencies for texts longer than those of the first training: linear:"
@@ -59,13 +63,13 @@ class Rotary(PositionEncoding):
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
+        self.settings = config.settings(self.Settings)
+        self.n_turned = int(config.d_head * self.settings.rope_part)
         require(
-            config.d_head % 2 == 0,
+            self.n_turned % 2 == 0 and self.n_turned > 0,
             f"--d_head {config.d_head}: --position rotary rotates pairs of channels; use an"
             " even one",
         )
-        self.d_head = config.d_head
-        self.settings = config.settings(self.Settings)
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """Cosines and sines of each key's place, (S, 2, H/2), for all layers."""
@@ -86,7 +90,7 @@ class Rotary(PositionEncoding):
         buffer: `model.bfloat16()` would round it.
         """
         with torch.device("cpu"):
-            exponent_C = torch.arange(0, self.d_head, 2, dtype=torch.float32) / self.d_head
+            exponent_C = torch.arange(0, self.n_turned, 2, dtype=torch.float32) / self.n_turned
             return scaled(1.0 / self.settings.rope_base**exponent_C, self.settings)
 
     def transform_qk(
@@ -115,7 +119,14 @@ def scaled(freq_C: Tensor, settings: Rotary.Settings) -> Tensor:
 
 
 def turned(x_BNLH: Tensor, feats_L2C: Tensor) -> Tensor:
-    """Rot x, in the dtype of x; of each token with its cosines and sines."""
+    """Rot x, in the dtype of x; of each token with its cosines and sines. Channels beyond those of
+    the sines stay as they are.
+    """
     cos_LC, sin_LC = feats_L2C.unbind(1)
-    a, b = x_BNLH.chunk(2, dim=-1)
-    return torch.cat([a * cos_LC - b * sin_LC, a * sin_LC + b * cos_LC], dim=-1).to(x_BNLH.dtype)
+    n_pair = cos_LC.shape[-1]
+    a = x_BNLH[..., :n_pair]
+    b = x_BNLH[..., n_pair : 2 * n_pair]
+    parts = [a * cos_LC - b * sin_LC, a * sin_LC + b * cos_LC]
+    if 2 * n_pair < x_BNLH.shape[-1]:
+        parts.append(x_BNLH[..., 2 * n_pair :])
+    return torch.cat(parts, dim=-1).to(x_BNLH.dtype)

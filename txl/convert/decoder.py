@@ -1,0 +1,177 @@
+"""What decoders with rotary positions of other programs have in common: how a config.json and weights
+are checked, rotary settings, and how a text is read by them.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl.config import Context, ModelConfig, require
+from txl.model.sizes import model_without_values, shapes_of, weights_of
+from txl.model.transformer import TransformerXL
+from txl.runtime.records import fits
+
+SEGMENT = 256
+"""Tokens that a loaded model reads at once, unless it is told otherwise."""
+N_SINK = 4
+"""First tokens of a text that it never forgets, likewise."""
+
+
+def read_in_segments(
+    config: ModelConfig, n_trained: int, window: int | None
+) -> tuple[ModelConfig, Context]:
+    """The model with its memory, and how a text is read: by the rest of the text that fits the
+    context of the training, and where it is full by the first tokens and the last ones.
+
+    Args:
+        n_trained: tokens that stood together in training.
+        window: how many tokens, itself included, one sees; None: all.
+    """
+    require(n_trained > 1, f"max_position_embeddings {n_trained}: must be at least 2")
+    if window is not None and window < n_trained:
+        return config, Context(tgt_len=min(SEGMENT, window), mem_len=window, same_length=True)
+    tgt_len = min(SEGMENT, n_trained // 2)
+    context = Context(tgt_len=tgt_len, mem_len=max(0, n_trained - tgt_len - N_SINK))
+    return replace(config, memory="sinks", n_sink=N_SINK), context
+
+
+def require_types(
+    config: Mapping[str, Any], hints: Mapping[str, Any], required: Collection[str], path: Path
+) -> None:
+    """Raise `UsageError` if a field of a config.json is missing or of another type."""
+    for name in required:
+        require(name in config, f"{path}: {name} is missing; use another copy")
+    for name, hint in hints.items():
+        value = config.get(name)
+        is_absent = value is None and name not in required
+        require(
+            is_absent or fits(value, hint),
+            f"{path}: {name} is {str(value)[:40]!r}, of another type; use another copy",
+        )
+
+
+def require_plain_weights(config: Mapping[str, Any], path: Path) -> None:
+    """Raise `UsageError` if weights or positions are of a kind that is not here."""
+    for name in ("quantization_config", "no_rope_layers"):
+        require(
+            not config.get(name),
+            f"{path}: {name}: such a model is not read; convert it to plain weights first",
+        )
+
+
+def rotary_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the rotary positions, in the words of transformers 4 or 5."""
+    given = {"rope_theta": config["rope_theta"]}
+    given |= config.get("rope_scaling") or {}
+    given |= config.get("rope_parameters") or {}
+    kind = given.get("rope_type", given.get("type", "default"))
+    part = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    require(fits(part, float), f"partial_rotary_factor is {part!r}, and no number")
+    settings = {"rope_base": _number(given, "rope_theta"), "rope_part": float(part)}
+    if kind == "default":
+        return settings
+    if kind == "linear":
+        return settings | {"rope_scaling": "linear", "rope_factor": _number(given, "factor")}
+    require(
+        kind == "llama3",
+        f"rope_type {kind}: no such scaling of frequencies here; there are default, linear, llama3",
+    )
+    return settings | {
+        "rope_scaling": "llama3",
+        "rope_factor": _number(given, "factor"),
+        "rope_low": _number(given, "low_freq_factor"),
+        "rope_high": _number(given, "high_freq_factor"),
+        "rope_trained_len": int(_number(given, "original_max_position_embeddings")),
+    }
+
+
+def _number(given: Mapping[str, Any], name: str) -> float:
+    value = given.get(name)
+    require(fits(value, float), f"{name} is {value!r}, and no number; use another copy")
+    assert value is not None
+    return float(value)
+
+
+def rotary_for(config: ModelConfig) -> dict[str, Any]:
+    """In the words of transformers 4, which 5 reads too."""
+    base: dict[str, Any] = {"rope_theta": config.rope_base}
+    if config.rope_scaling == "none":
+        return base
+    scaling = {"rope_type": config.rope_scaling, "factor": config.rope_factor}
+    if config.rope_scaling == "llama3":
+        scaling |= {
+            "low_freq_factor": config.rope_low,
+            "high_freq_factor": config.rope_high,
+            "original_max_position_embeddings": config.rope_trained_len,
+        }
+    return base | {"rope_scaling": scaling}
+
+
+def filled(
+    config: ModelConfig,
+    state: Mapping[str, Tensor],
+    their_names: Callable[[str], list[str]],
+    path: Path,
+    *,
+    head: str,
+    table: str,
+) -> TransformerXL:
+    """The model of these tensors, read strictly and without a copy where one tensor is one of ours.
+
+    Args:
+        their_names: of the name of one of our weights the tensors that it is made of, one below the
+            other.
+        path: what is named if they do not fit.
+        head, table: names of the tables of the softmax and of the embedding.
+    Raises:
+        UsageError: if a tensor is missing, left over, of another shape, or not finite.
+    """
+    n_element = sum(tensor.numel() for tensor in state.values())
+    is_small = shapes_of(config, n_tensor=len(state), n_element=n_element) is not None
+    require(
+        is_small,
+        f"{path}: config.json describes a larger model than the {n_element:,} weights beside it",
+    )
+    for name, tensor in state.items():
+        good = tensor.is_floating_point() and bool(tensor.isfinite().all())
+        require(good, f"{path}: {name} is no finite floating-point tensor; use another copy")
+    model = model_without_values(config, device="cpu")
+    used = set()
+    dtype = next(iter(state.values())).dtype
+    for name, parameter in weights_of(model).items():
+        parts = []
+        for their_name in their_names(name):
+            require(their_name in state, f"{path}: {their_name} is missing from the weights")
+            used.add(their_name)
+            parts.append(state[their_name].to(dtype))
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        require(
+            tensor.shape == parameter.shape,
+            f"{path}: {' and '.join(their_names(name))}: of the shape {tuple(tensor.shape)};"
+            f" config.json asks for {tuple(parameter.shape)}",
+        )
+        parameter.data = tensor
+    is_second = not config.not_tied and head in state and torch.equal(state[head], state[table])
+    if is_second:
+        used.add(head)
+    _require_no_more(state, used, path)
+    return model.eval()
+
+
+def _require_no_more(state: Mapping[str, Tensor], used: set[str], path: Path) -> None:
+    """Raise `UsageError` if a tensor is left over that is not made again from the configuration."""
+    left = []
+    for name in sorted(set(state) - used):
+        if not name.endswith(_MADE_AGAIN):
+            left.append(name)
+    require(
+        not left,
+        f"{path}: {', '.join(left[:3])}: no weights of the model that config.json describes",
+    )
+
+
+_MADE_AGAIN = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
