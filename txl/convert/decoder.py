@@ -13,6 +13,7 @@ from torch import Tensor
 from txl.config import Context, ModelConfig, require
 from txl.model.sizes import model_without_values, shapes_of, weights_of
 from txl.model.transformer import TransformerXL
+from txl.positions.rotary import Rotary
 from txl.runtime.records import fits
 
 SEGMENT = 256
@@ -98,15 +99,16 @@ def _number(given: Mapping[str, Any], name: str) -> float:
 
 def rotary_for(config: ModelConfig) -> dict[str, Any]:
     """In the words of transformers 4, which 5 reads too."""
-    base: dict[str, Any] = {"rope_theta": config.rope_base}
-    if config.rope_scaling == "none":
+    rope = config.settings(Rotary.Settings)
+    base: dict[str, Any] = {"rope_theta": rope.rope_base}
+    if rope.rope_scaling == "none":
         return base
-    scaling = {"rope_type": config.rope_scaling, "factor": config.rope_factor}
-    if config.rope_scaling == "llama3":
+    scaling = {"rope_type": rope.rope_scaling, "factor": rope.rope_factor}
+    if rope.rope_scaling == "llama3":
         scaling |= {
-            "low_freq_factor": config.rope_low,
-            "high_freq_factor": config.rope_high,
-            "original_max_position_embeddings": config.rope_trained_len,
+            "low_freq_factor": rope.rope_low,
+            "high_freq_factor": rope.rope_high,
+            "original_max_position_embeddings": rope.rope_trained_len,
         }
     return base | {"rope_scaling": scaling}
 

@@ -23,6 +23,7 @@ from txl.convert.decoder import (
 )
 from txl.convert.source import Found, Place, Source
 from txl.convert.tensor_files import tensors_in, weights_file
+from txl.memory.sinks import Sinks
 from txl.model.transformer import TransformerXL
 from txl.runtime.records import read_json
 
@@ -281,7 +282,9 @@ def config_for_llama(model: TransformerXL, context: Context) -> dict[str, Any]:
 
 def _trained_len(config: ModelConfig, context: Context) -> int:
     """How many tokens stand together at most."""
-    n_sink = config.n_sink if config.memory == "sinks" else 0
+    n_sink = 0
+    if config.memory == "sinks":
+        n_sink = config.settings(Sinks.Settings).n_sink
     return n_sink + context.mem_len + context.tgt_len
 
 

@@ -70,7 +70,7 @@ class WordProbabilities:
         is cluster 0.
         """
         tables = self.softmax.tables
-        biases = self.softmax.biases_of(tables)
+        biases = self.softmax.biases_of([*tables])
         if len(self.softmax.projs):
             hidden = hidden @ self.softmax.projs[i]
         if len(tables) == len(self.sizes):
