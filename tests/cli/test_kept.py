@@ -158,6 +158,15 @@ def test_lengths_are_those_of_the_reading(here: Here) -> None:
     assert lm.read(MORE, memory).context == memory.context
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_memory_in_16_bits_is_that_of_the_text(here: Here, dtype: str) -> None:
+    lm = txl.load("run", dtype=dtype)
+    memory = between(lm, BOOK)
+    assert memory.reader.dtype == dtype
+    assert lm.score(MORE, memory=memory).nats == pytest.approx(lm.score(MORE, BOOK).nats, rel=0.02)
+    assert lm.generate(["bab", "bad"], memory=between(lm, BOOK, memory), length=5, seed=1)
+
+
 # what is refused
 
 
@@ -342,7 +351,7 @@ def test_what_is_no_memory_is_one_line(here: Here, kept: dict[str, Any]) -> None
     ):
         line = here.refused(f"score book.txt --work_dir run --memory_file {name}")
         assert line.startswith(f"score.py: {name}: "), line
-        assert "make one with txl read FILE --to" in line
+        assert "with txl read FILE --to" in line
 
 
 def test_where_a_memory_is_written_nothing_else_is_lost(

@@ -195,12 +195,13 @@ def load_memory(path: str | Path) -> KeptMemory:
 
 def _record(path: Path) -> dict[str, Any]:
     """What the header of a memory says. Raises `UsageError` if there is none, or it is damaged."""
-    make = f"make one with txl read FILE --to {path}"
+    make = "make one with txl read FILE --to book.memory"
     try:
         require_readable(path)
         with safe_open(path, framework="pt") as file:
             said = (file.metadata() or {}).get(_KEY)
     except FileNotFoundError:
+        make = f"make it with txl read FILE --to {path}"
         raise UsageError(f"{path}: no such file; {make}") from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}; {make}") from None
