@@ -9,6 +9,7 @@ from torch import Tensor
 from txl.config import ModelConfig
 from txl.model.attention import RelativeSoftmax
 from txl.model.span import Span
+from txl.ops.heads import per_query_head
 from txl.ops.rel_attention import takes_factors, with_far_rows
 from txl.positions import PositionEncoding
 from txl.positions.base import rel_shift
@@ -34,8 +35,6 @@ class SoftmaxAttention(RelativeSoftmax):
     def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> RelativeSoftmax:
         """See `AttentionRule.of_model`: the paper's where that is all that a model needs."""
         if config.n_key_head < config.n_head:
-            from txl.attention_rules.grouped import GroupedSoftmaxAttention  # derives from this
-
             return GroupedSoftmaxAttention(config, dropatt=dropatt)
         weighs_keys = MEMORIES[config.memory].traits.weighs_keys
         if POSITIONS[config.position].is_relative() and not weighs_keys:
@@ -107,6 +106,39 @@ class SoftmaxAttention(RelativeSoftmax):
         if (term := pos.value(prob_BNTS, feats, span)) is not None:
             out_BNTH = out_BNTH + term
         return out_BNTH
+
+
+class GroupedSoftmaxAttention(SoftmaxAttention):
+    """Head n of the queries reads head n // G of K keys and values, G = N / K.
+
+    Source: Ainslie et al. 2023 (arXiv 2305.13245), sec. 2.2.
+    Where positions are in queries and keys, the queries that share keys are read as further ones
+    of one head, and nothing is copied. Terms of an encoding differ by head: there each head gets
+    a copy of its keys.
+    """
+
+    def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
+        super().__init__(config, dropatt=dropatt)
+        self.n_group = config.n_head // config.n_key_head
+
+    def forward(
+        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: Any, feats: Tensor, span: Span
+    ) -> Tensor:
+        """See `SoftmaxAttention.forward`, with keys and values (B, K, S, H)."""
+        if softmax_path(pos) != "scaled_dot_product_attention":
+            k_BNSH, v_BNSH = per_query_head(q_BNTH.shape[1], k_BNSH, v_BNSH)
+            return super().forward(q_BNTH, k_BNSH, v_BNSH, pos=pos, feats=feats, span=span)
+        q_BKLH = q_BNTH.unflatten(1, (-1, self.n_group)).flatten(2, 3)
+        out_BKLH = self.by_product(q_BKLH, k_BNSH, v_BNSH, pos.scale, self._mask(q_BNTH, span))
+        return out_BKLH.reshape(q_BNTH.shape)
+
+    def _mask(self, q_BNTH: Tensor, span: Span) -> Tensor | None:
+        """That of each of the G T queries of a head; None: all see everything."""
+        sees_all = span.n_new == 1 and not 0 < span.window < span.n_key
+        if sees_all and span.since_BT is None and span.log_weight_BTS is None:
+            return None
+        mask = mask_of(span, q_BNTH)
+        return torch.cat([mask] * self.n_group, dim=-2)
 
 
 def mask_of(span: Span, like: Tensor) -> Tensor:

@@ -252,6 +252,11 @@ def to_llama(model: TransformerXL) -> dict[str, Tensor]:
     return theirs
 
 
+def is_decoder(config: ModelConfig) -> bool:
+    """True for what goes to Hugging Face as a model of Llama's family, if at all."""
+    return config.position == _ALWAYS["position"] and config.final_norm
+
+
 def config_for_llama(model: TransformerXL, context: Context) -> dict[str, Any]:
     """Its config.json. Raises `UsageError` if no class there has such a model."""
     config = model.config

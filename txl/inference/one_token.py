@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from txl.attention_rules.grouped import GroupedSoftmaxAttention
+from txl.attention_rules.softmax import GroupedSoftmaxAttention
 from txl.config import Context
 from txl.inference.key_value import KeyValue
 from txl.inference.key_values import KeyValueMemory

@@ -24,7 +24,7 @@ from txl.convert.huggingface import (
     tokenizer_of_words,
 )
 from txl.convert.kimiyoung import RATES, arguments_for_kimiyoung, rates_of, to_kimiyoung
-from txl.convert.llama import config_for_llama, to_llama
+from txl.convert.llama import config_for_llama, is_decoder, to_llama
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.tokenizer import EOS, UNK, Tokenizer
 from txl.data_utils.words import Vocab
@@ -161,7 +161,7 @@ def model_card(lm: "LanguageModel", kind: str, name: str, notes: Notes) -> str:
         # longer than any in the text
         fence = "`" * max(3, 1 + max(map(len, re.findall("`*", notes.samples))))
         lines.append(f"## Samples\n\n{fence}\n{notes.samples.strip()}\n{fence}")
-    use = _USE["decoder" if kind == "huggingface" and is_decoder(lm) else kind]
+    use = _USE["decoder" if kind == "huggingface" and is_decoder(lm.model.config) else kind]
     lines.append(f"## Use\n\n```python\n{use.format(name=name)}\n```")
     if licence:
         stated = f"`{licence}`"
@@ -172,8 +172,8 @@ def model_card(lm: "LanguageModel", kind: str, name: str, notes: Notes) -> str:
 
 
 def _kind_of(lm: "LanguageModel") -> str:
-    if is_decoder(lm):
-        return f"decoder with rotary positions and the memory `{lm.model.config.memory}`"
+    if is_decoder(lm.model.config):
+        return f"decoder that reads with the memory `{lm.model.config.memory}`"
     return "Transformer-XL language model (Dai et al. 2019)"
 
 
@@ -332,19 +332,14 @@ def write_run(lm: "LanguageModel", folder: Path) -> None:
 
 
 def write_huggingface(lm: "LanguageModel", folder: Path) -> None:
-    """The folder that `from_pretrained` reads: of a decoder with rotary positions that of Llama's
+    """The folder that `from_pretrained` reads: of a decoder that of Llama's
     family, else TransfoXL's, in transformers 4 and with `txl.hf`. Raises `UsageError` if Hugging
     Face has no such model.
     """
-    if is_decoder(lm):
+    if is_decoder(lm.model.config):
         write_decoder(lm, folder)
     else:
         write_transfo_xl(lm, folder)
-
-
-def is_decoder(lm: "LanguageModel") -> bool:
-    """True for what goes to Hugging Face as a model of Llama's family."""
-    return lm.model.config.position == "rotary"
 
 
 def write_decoder(lm: "LanguageModel", folder: Path) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
 from txl.model.memory import Reading, State
-from txl.model.projections import per_query_head
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
 from txl.model.streams import grown
+from txl.ops.heads import per_query_head
 
 BESIDE: dict[str, tuple[Any, ...]] = {
     "recurrence": ("below",),

@@ -13,10 +13,10 @@ from torch.func import functional_call
 from txl.config import Context, ModelConfig, PartSettings, option
 from txl.memory.beside import BESIDE
 from txl.model.memory import Reading, State
-from txl.model.projections import per_query_head
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
 from txl.model.streams import grown
+from txl.ops.heads import per_query_head
 
 
 def _idle(context: Context) -> str:

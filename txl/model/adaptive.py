@@ -97,9 +97,8 @@ class AdaptiveSoftmax(nn.Module):
         self.n_tail = len(self.sizes) - 1
         tables = embedding.tables
         self.tables = nn.ParameterList(_table(*t.shape) if config.not_tied else t for t in tables)
-        self.biases = nn.ParameterList()
-        if config.softmax_bias:
-            self.biases.extend(nn.Parameter(torch.zeros(len(t))) for t in self.tables)
+        biases = (nn.Parameter(torch.zeros(len(t))) for t in self.tables if config.softmax_bias)
+        self.biases = nn.ParameterList(biases)
         self.projs = nn.ParameterList()
         for i in range(len(self.sizes) if len(embedding.projs) else 0):
             of_words = embedding.projs[0 if config.div_val == 1 else i]

@@ -6,10 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from txl.config import KEEP_MIB, ModelConfig
-from txl.model.projections import build_projection
+from txl.model.projections import build_projections
 from txl.model.span import Span
 from txl.ops.dropout import Dropout
-from txl.ops.linear import Linear
 from txl.ops.numbers import as_multiplied
 from txl.ops.rel_attention import rel_attention, with_memory
 
@@ -60,15 +59,8 @@ class Attention(nn.Module):
         self.d_head = config.d_head
         self.pos = pos
         self.rule = rule
-        n_key_head = config.n_key_head
-        has_norm = config.qk_norm
-        self.q_net: Any = build_projection(config, config.n_head, has_norm=has_norm)
-        self.k_net: Any = self.q_net
-        if not rule.shared_qk:
-            self.k_net = build_projection(config, n_key_head, has_norm=has_norm)
-        self.v_net: Any = build_projection(config, n_key_head)
-        inner = config.n_head * config.d_head
-        self.o_net: Any = Linear(inner, config.d_model, bias=config.o_bias)
+        nets: Any = build_projections(config, shared_qk=rule.shared_qk)
+        self.q_net, self.k_net, self.v_net, self.o_net = nets
 
     def forward(
         self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None

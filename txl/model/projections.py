@@ -28,19 +28,23 @@ class NormedHeads(nn.Module):
         return self.norm(heads).to(y.dtype).flatten(-2)
 
 
-def build_projection(config: ModelConfig, n_head: int, *, has_norm: bool = False) -> nn.Module:
-    """Hidden states, (..., D), to queries, keys or values of so many heads, (..., N H)."""
+def build_projections(
+    config: ModelConfig, *, shared_qk: bool
+) -> tuple[nn.Module, nn.Module, nn.Module, nn.Module]:
+    """Of queries, keys and values, (..., D) to (..., N H), and of what heads return, (..., N H) to
+    (..., D).
+    """
+    q_net = _of_heads(config, config.n_head, has_norm=config.qk_norm)
+    k_net = q_net
+    if not shared_qk:
+        k_net = _of_heads(config, config.n_key_head, has_norm=config.qk_norm)
+    v_net = _of_heads(config, config.n_key_head)
+    o_net = Linear(config.n_head * config.d_head, config.d_model, bias=config.o_bias)
+    return q_net, k_net, v_net, o_net
+
+
+def _of_heads(config: ModelConfig, n_head: int, *, has_norm: bool = False) -> nn.Module:
     net = Linear(config.d_model, n_head * config.d_head, bias=config.qkv_bias)
     if has_norm:
         return NormedHeads(net, config.d_head, config.layer_norm_epsilon)
     return net
-
-
-def per_query_head(n_head: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Keys and values, (B, K, L, H) each, as each of so many heads of queries reads them, (B, N, L,
-    H): a copy where K is smaller.
-    """
-    n_group = n_head // tensors[0].shape[1]
-    if n_group == 1:
-        return tensors
-    return tuple(x_BKLH.repeat_interleave(n_group, dim=1) for x_BKLH in tensors)

@@ -63,13 +63,18 @@ class Rotary(PositionEncoding):
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
-        self.settings = config.settings(self.Settings)
-        self.n_turned = int(config.d_head * self.settings.rope_part)
+        settings = config.settings(self.Settings)
+        n_turned = int(config.d_head * settings.rope_part)
         require(
-            self.n_turned % 2 == 0 and self.n_turned > 0,
+            n_turned % 2 == 0 and n_turned > 0,
             f"--d_head {config.d_head}: --position rotary rotates pairs of channels; use an"
             " even one",
         )
+        exponent_C = torch.arange(0, n_turned, 2, dtype=torch.float32, device="cpu") / n_turned
+        self.freq_C = scaled(1.0 / settings.rope_base**exponent_C, settings)
+        """w, (H/2,), rounded to float32 for every dtype, as in other programs; on the CPU. No
+        buffer: `model.bfloat16()` would round it.
+        """
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """Cosines and sines of each key's place, (S, 2, H/2), for all layers."""
@@ -82,16 +87,8 @@ class Rotary(PositionEncoding):
         wide = torch.float64
         if place_L.device.type == "mps":
             wide = torch.float32
-        angle_LC = place_L[:, None].to(wide) * self.frequencies().to(place_L.device, wide)
+        angle_LC = place_L[:, None].to(wide) * self.freq_C.to(place_L.device, wide)
         return torch.stack([angle_LC.cos(), angle_LC.sin()], dim=1).to(dtype)
-
-    def frequencies(self) -> Tensor:
-        """w, (H/2,), rounded to float32 for every dtype, as in other programs; on the CPU. No
-        buffer: `model.bfloat16()` would round it.
-        """
-        with torch.device("cpu"):
-            exponent_C = torch.arange(0, self.n_turned, 2, dtype=torch.float32) / self.n_turned
-            return scaled(1.0 / self.settings.rope_base**exponent_C, self.settings)
 
     def transform_qk(
         self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span
@@ -107,15 +104,16 @@ def scaled(freq_C: Tensor, settings: Rotary.Settings) -> Tensor:
                 n > high, and between them (1 - s) w / factor + s w with s = (n - low) / (high - low)
                 (Grattafiori et al. 2024, arXiv 2407.21783, and the authors' code)
     """
+    factor = settings.rope_factor
+    low = settings.rope_low
+    high = settings.rope_high
+    n_turn_C = settings.rope_trained_len / (2 * math.pi / freq_C)
     if settings.rope_scaling == "none":
         return freq_C
     if settings.rope_scaling == "linear":
-        return freq_C / settings.rope_factor
-    n_turn_C = settings.rope_trained_len / (2 * math.pi / freq_C)
-    share_C = ((n_turn_C - settings.rope_low) / (settings.rope_high - settings.rope_low)).clamp(
-        0, 1
-    )
-    return (1 - share_C) * freq_C / settings.rope_factor + share_C * freq_C
+        return freq_C / factor
+    share_C = ((n_turn_C - low) / (high - low)).clamp(0, 1)
+    return (1 - share_C) * freq_C / factor + share_C * freq_C
 
 
 def turned(x_BNLH: Tensor, feats_L2C: Tensor) -> Tensor:
