@@ -76,8 +76,14 @@ def compare(
     assert not torch.allclose(found[-1], found[0])
 
 
-def beside(gate: Tensor, read_H: Tensor) -> Tensor:
-    """What a head reads, with a local result of ones."""
+GATES = ("sigmoid", "tanh")
+
+
+def beside(rule: Any, n: int, read_H: Tensor) -> Tensor:
+    """What head n reads, with a local result of ones."""
+    gate = rule.gate_N[n]
+    if rule.begins_with_nothing:
+        return 1 + (gate.exp() - (-gate).exp()) / (gate.exp() + (-gate).exp()) * read_H
     share = 1 / (1 + (-gate).exp())
     return share * read_H + (1 - share)
 

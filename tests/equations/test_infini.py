@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.equations.beside import B, H, N, T, beside, compare
+from tests.equations.beside import GATES, B, H, N, T, beside, compare
 
 
 def feature(x_H: Tensor) -> Tensor:
@@ -26,9 +26,7 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
             matrix, norm = [[zero] * H for _ in range(H)], [zero] * H
             for i, (left_BLD, q_BNTH) in enumerate(zip(left, qs, strict=True)):
                 for t in range(T):
-                    out[i][b, n, t] = beside(
-                        rule.gate_N[n], read(matrix, norm, feature(q_BNTH[b, n, t]))
-                    )
+                    out[i][b, n, t] = beside(rule, n, read(matrix, norm, feature(q_BNTH[b, n, t])))
                 new_matrix, new_norm = [list(row) for row in matrix], list(norm)
                 for x_D in left_BLD[b]:
                     k_H, v_H = feature(layer.k_NHD[n] @ x_D), layer.v_NHD[n] @ x_D
@@ -42,6 +40,7 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
     return out
 
 
+@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("update", ["linear", "delta"])
-def test_what_is_read_is_the_formula(update: str, seeded: None) -> None:
-    compare(by_the_book, memory="infini", infini_update=update)
+def test_what_is_read_is_the_formula(update: str, gate: str, seeded: None) -> None:
+    compare(by_the_book, memory="infini", infini_update=update, memory_gate=gate)

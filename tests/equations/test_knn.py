@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from tests.equations.beside import B, M, N, T, beside, compare, unit
+from tests.equations.beside import GATES, B, M, N, T, beside, compare, unit
 from txl import Context
 
 K, LENGTH = 2, 7
@@ -25,7 +26,7 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
                         (p / sum(powers) * v_H for p, (_, v_H) in zip(powers, near, strict=True)),
                         torch.zeros(()),
                     )
-                    out[i][b, n, t] = beside(rule.gate_N[n], read)
+                    out[i][b, n, t] = beside(rule, n, read)
                 new = [(unit(layer.k_NHD[n] @ x_D), layer.v_NHD[n] @ x_D) for x_D in left_BLD[b]]
                 stored = [*stored, *((k_H.detach(), v_H.detach()) for k_H, v_H in new)][-LENGTH:]
     return out
@@ -34,5 +35,6 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
 CONTEXT = Context(tgt_len=T, mem_len=M, lookup_len=LENGTH)
 
 
-def test_what_is_read_is_the_formula(seeded: None) -> None:
-    compare(by_the_book, CONTEXT, memory="knn", lookup_k=K)
+@pytest.mark.parametrize("gate", GATES)
+def test_what_is_read_is_the_formula(gate: str, seeded: None) -> None:
+    compare(by_the_book, CONTEXT, memory="knn", lookup_k=K, memory_gate=gate)

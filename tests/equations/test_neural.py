@@ -58,9 +58,7 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
             momentum = [torch.zeros_like(weight) for weight in weights]
             for i, (left_BLD, q_BNTH) in enumerate(zip(left, qs, strict=True)):
                 for t in range(T):
-                    out[i][b, n, t] = beside(
-                        rule.gate_N[n], network(weights, unit(q_BNTH[b, n, t]))
-                    )
+                    out[i][b, n, t] = beside(rule, n, network(weights, unit(q_BNTH[b, n, t])))
                 first = [
                     weight if weight.requires_grad else weight.requires_grad_()
                     for weight in weights
@@ -87,9 +85,9 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
     return out
 
 
-@pytest.mark.parametrize("n_layer", [1, 2])
-def test_what_is_read_is_the_formula(n_layer: int, seeded: None) -> None:
-    compare(by_the_book, memory="neural", neural_layers=n_layer)
+@pytest.mark.parametrize(("n_layer", "gate"), [(1, "tanh"), (1, "sigmoid"), (2, "sigmoid")])
+def test_what_is_read_is_the_formula(n_layer: int, gate: str, seeded: None) -> None:
+    compare(by_the_book, memory="neural", neural_layers=n_layer, memory_gate=gate)
 
 
 @pytest.mark.slow

@@ -4,13 +4,14 @@ attention.
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig
+from txl.config import Context, ModelConfig, PartSettings, option
 from txl.model.memory import Reading, State
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
@@ -31,12 +32,32 @@ class BesideAttention(MemoryRule):
     """Hidden states as in `fifo`; of those before them something that a gate per head adds to the
     result of attention:
 
-    A = g A_memory + (1 - g) A_local          g = sigmoid(b)
+    sigmoid   A = g A_memory + (1 - g) A_local          g = sigmoid(b)
+    tanh      A = A_local + tanh(b) A_memory
+
+    b begins at 0. By sigmoid that is half of each, which ruins weights that were trained without
+    the memory; by tanh it changes nothing, and b has a gradient.
+    Source: of sigmoid the papers of the memories; of tanh Alayrac et al. 2022 (arXiv 2204.14198),
+    sec. 2.2, there a number per layer.
     """
 
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(PartSettings):
+        memory_gate: Literal["sigmoid", "tanh"] = option(
+            "sigmoid",
+            "how what is read is added to the result of attention; tanh: begins with nothing of it,"
+            " for weights that were trained without (the default there)",
+        )
+
     traits = Traits(BESIDE)
+    when_added: ClassVar[Mapping[str, Any]] = {"memory_gate": "tanh"}
     gate_N: nn.Parameter
     """b."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.begins_with_nothing = config.settings(self.Settings).memory_gate == "tanh"
+        self.gate_N = nn.Parameter(torch.empty(config.n_head))
 
     def reset_parameters(self) -> None:
         """Initialise what is not drawn as other weights are."""
@@ -76,7 +97,10 @@ class BesideAttention(MemoryRule):
 
     def joined(self, read_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
         """A."""
-        share_N11 = self.gate_N.sigmoid()[:, None, None]
+        gate_N11 = self.gate_N[:, None, None]
+        if self.begins_with_nothing:
+            return (local_BNTH + gate_N11.tanh() * read_BNTH).to(local_BNTH.dtype)
+        share_N11 = gate_N11.sigmoid()
         return (share_N11 * read_BNTH + (1 - share_N11) * local_BNTH).to(local_BNTH.dtype)
 
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from txl.config import Context, ModelConfig, PartSettings, option
+from txl.config import Context, ModelConfig, option
 from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_document
 from txl.model.memory import State
 from txl.model.rule import Traits
@@ -35,7 +35,7 @@ class Infini(BesideAttention):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Settings(PartSettings):
+    class Settings(BesideAttention.Settings):
         infini_update: Literal["linear", "delta"] = option(
             "linear",
             "what is added to the matrix; delta: values less those that it already gives for the"
@@ -45,9 +45,8 @@ class Infini(BesideAttention):
     traits = Traits(BESIDE, learns_to_write=True)
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.has_delta = config.settings(self.Settings).infini_update == "delta"
-        self.gate_N = nn.Parameter(torch.empty(config.n_head))
         self.reset_parameters()
 
     @classmethod

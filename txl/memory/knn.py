@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig, PartSettings, option, require
+from txl.config import Context, ModelConfig, option, require
 from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_document
 from txl.model.memory import Fifo, State
 from txl.model.rule import MemoryRule, Traits
@@ -50,7 +50,7 @@ class Knn(BesideAttention):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Settings(PartSettings):
+    class Settings(BesideAttention.Settings):
         lookup_layer: int = option(
             -1, "the layer that looks up, from 0; from -1 down: from the last one"
         )
@@ -71,9 +71,9 @@ class Knn(BesideAttention):
     traits = Traits(BESIDE, looks_up=True, idle=_idle)
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.k = config.settings(self.Settings).lookup_k
-        self.gate_N, self.scale_N = (nn.Parameter(torch.empty(config.n_head)) for _ in range(2))
+        self.scale_N = nn.Parameter(torch.empty(config.n_head))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig, PartSettings, option
+from txl.config import Context, ModelConfig, option
 from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_document
 from txl.model.memory import State
 from txl.model.rule import Traits
@@ -49,15 +49,14 @@ class Neural(BesideAttention):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Settings(PartSettings):
+    class Settings(BesideAttention.Settings):
         neural_layers: Literal[1, 2] = option(1, "layers of the network that remembers")
 
     traits = Traits(BESIDE, learns_to_write=True)
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.begin = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in _shapes(config))
-        self.gate_N = nn.Parameter(torch.empty(config.n_head))
         self.rates = nn.Linear(config.d_model, 3 * config.n_head)
         self.reset_parameters()
 

@@ -61,6 +61,9 @@ class MemoryRule(nn.Module):
     """
 
     traits: ClassVar[Traits] = Traits(works_with={"reversible": (False,)})
+    when_added: ClassVar[Mapping[str, Any]] = {}
+    """Settings, other than the defaults, with which it is added to weights that were trained
+    without it."""
     run: Any = None
     """In place of one layer after the other, a `Run`; asked of the first layer's rule."""
 
