@@ -19,7 +19,7 @@ from txl.commands.settings import new_settings
 from txl.config import Context, ModelConfig, UsageError, build, fields_of
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, SCORE, ReclConfig, ReportConfig, ScoreConfig
-from txl.generation.config import GenerateConfig
+from txl.generation.config import GENERATE, GenerateConfig
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.plan import ClusterConfig
@@ -31,7 +31,7 @@ CLASSES = {
     "score": (*SCORE, DataConfig),
     "recl": (ReclConfig, DataConfig),
     "report": (ReportConfig, DataConfig),
-    "generate": (GenerateConfig,),
+    "generate": GENERATE,
     "estimate": (ClusterConfig, TrainConfig, ModelConfig, Context, DataConfig),
 }
 PRESETS_OF: dict[str, Any] = {
@@ -276,7 +276,7 @@ BOUNDS = {
     "at least 1 and at most 2^24": "vocab_size",
     "at least 1 and at most 4096": "n_layer",
     "at least 1 and at most 1024": "n_bucket",
-    "at least 1 and at most 65536": "n_feature lookup_k n_memory_token",
+    "at least 1 and at most 65536": "n_feature lookup_k n_memory_token n_sink",
     "at least 1 and below 2^31": (
         "n_head d_head d_model d_inner d_embed n_position max_distance tgt_len batch_size local_batch_size "
         "batch_chunk memory_parts n_token max_span span_ramp"

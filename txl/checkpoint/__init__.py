@@ -1,6 +1,8 @@
 """Checkpoints: one folder each, complete or not there; and the flags by which programs use one."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from txl.checkpoint.folder import (
     OPTIMIZER,
@@ -30,14 +32,17 @@ from txl.config import (
     LENGTH,
     LOOKUP,
     LOOKUP_LEN_HELP,
+    OWN,
     SAME_LENGTH_HELP,
     AttnImpl,
     Checked,
     Context,
     Dtype,
+    NamesParts,
     option,
     require,
 )
+from txl.registry import MEMORIES, settings_of_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,26 @@ class ModelUse(Checked):
         " memory, is less exact, and faster on a GPU or CPU that is made for it; auto: bfloat16"
         " there",
     )
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class MemoryUse(NamesParts):
+    """With which memory a trained model reads. Its settings are flags beside it."""
+
+    parts = (MEMORIES,)
+    memory: str | None = option(
+        None,
+        "read with this memory, see docs/memory.md, in place of that of the training; one with"
+        " weights of its own must have been trained",
+        section="memory",
+    )
+    own: dict[str, Any] = field(default_factory=dict, metadata=OWN)
+
+    @staticmethod
+    def asked(typed: Mapping[str, Any]) -> dict[str, Any]:
+        """Of typed flags those of a memory: arguments of `LanguageModel.open`."""
+        names = {"memory", *settings_of_all((MEMORIES,))}
+        return {name: value for name, value in typed.items() if name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -403,7 +403,7 @@ def _names(f: Field) -> list[str]:
     """The names that a flag takes: of the parts, and its default, which may be none of them."""
     names = list(_CHOICES[f.name])
     default = default_of(f)
-    if default in names:
+    if default is None or default in names:
         return names
     return [default, *names]
 

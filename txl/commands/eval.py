@@ -135,6 +135,7 @@ def origin(
     return {
         "checkpoint": str(lm.folder),
         "weights": lm.fingerprint(),
+        **lm.read_with,
         "convention": config.convention,
         "reset": config.reset,
         "texts": {name: corpus.fingerprint(name) for name in names},

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from txl.checkpoint import MemoryUse
 from txl.cli.flags import read_flags, refuse_idle_flags
 from txl.commands.read import begun_in
 from txl.config import UsageError, build, require
 from txl.data_utils.free_text import decoder, encode_text, read_text, read_turns
 from txl.data_utils.tokenizer import Tokenizer
-from txl.generation.config import LONGEST_SESSION, GenerateConfig
+from txl.generation.config import GENERATE, LONGEST_SESSION, GenerateConfig
 from txl.language.model import LanguageModel
 from txl.language.text_generation import Session, TextGenerator
 from txl.runtime.resources import require_room
@@ -22,13 +23,12 @@ _A_TEXT = 2**10
 
 def main(argv: Sequence[str]) -> None:
     first = ("work_dir", "prompt", "length")
-    typed = read_flags(
-        argv, GenerateConfig, description=__doc__ or "", first=first, presets="generate"
-    )
+    typed = read_flags(argv, *GENERATE, description=__doc__ or "", first=first, presets="generate")
     config = build(GenerateConfig, typed)
     config.refuse_with_beams(name for name in ("seed", "batch_size") if name in typed)
     sources = {"vocabulary": config.vocabulary, "dataset": config.dataset}
-    lm = LanguageModel.open(config.work_dir, **sources, device=config.device, dtype=config.dtype)
+    how = {"device": config.device, "dtype": config.dtype, **MemoryUse.asked(typed)}
+    lm = LanguageModel.open(config.work_dir, **sources, **how)
     own = (
         f"--dataset {config.dataset}: {config.work_dir} is a run of txl and has its own; leave the"
         " flag out"
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     if begun is not None:
         context = begun.context_for(LONGEST_SESSION)
     with lm.used_as(config) as model:
-        how = TextGenerator(
+        generator = TextGenerator(
             model=model,
             context=context,
             tokenizer=vocab,
@@ -60,21 +60,21 @@ def main(argv: Sequence[str]) -> None:
             begun=begun,
         )
         if config.interactive:
-            converse(how, *prompts[0], tokenised=tokenised)
+            converse(generator, *prompts[0], tokenised=tokenised)
             return
         shown = []
         for text, ids in prompts:
             shown.append("".join(map(decoder(vocab, tokenised=False), ids)) if config.raw else text)
         n_text = len(prompts) * config.num_samples
         if n_text == 1:
-            say(shown[0], how.stream(prompts[0][1]))
+            say(shown[0], generator.stream(prompts[0][1]))
             return
         require_room(n_text * _A_TEXT, torch.device("cpu"), f"--num_samples {config.num_samples}")
         rows = []
         for text, (_, ids) in zip(shown, prompts, strict=True):
             for _ in range(config.num_samples):
                 rows.append((text, ids))
-        written = how.texts([ids for _, ids in rows], batch_size=config.batch_size)
+        written = generator.texts([ids for _, ids in rows], batch_size=config.batch_size)
         for number, ((text, _), continuation) in enumerate(zip(rows, written, strict=True)):
             if number:
                 print("---")

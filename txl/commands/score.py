@@ -225,6 +225,7 @@ def report(lm: LanguageModel, config: ScoreConfig, rows: list[Row], parts: list[
             "checkpoint": str(lm.folder),
             "weights": lm.fingerprint(),
             "text": config.text,
+            **lm.read_with,
         }
         if config.memory_file is not None:
             which |= {"memory_file": config.memory_file}

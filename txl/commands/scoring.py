@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from txl.attention_rules import use_attention
-from txl.checkpoint import load_model, open_checkpoint
+from txl.checkpoint import MemoryUse, load_model, open_checkpoint
 from txl.cli.flags import Typed
 from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import Corpus
@@ -71,7 +71,13 @@ def opened(kind: type[Asked], typed: Typed, ranks: Ranks) -> tuple[Asked, Additi
     return (
         config,
         additions,
-        LanguageModel.open(config.work_dir, **sources, device=ranks.device, dtype=kept),
+        LanguageModel.open(
+            config.work_dir,
+            **sources,
+            device=ranks.device,
+            dtype=kept,
+            **MemoryUse.asked(typed),
+        ),
     )
 
 

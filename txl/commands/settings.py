@@ -13,8 +13,10 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import nn
 
-from txl.checkpoint import Checkpoint
+from txl.checkpoint import Checkpoint, MemoryUse
 from txl.cli.flags import Typed, refuse_idle_flags
 from txl.config import Context, ModelConfig, UsageError, as_dict, build, fields_of, require
 from txl.convert.kimiyoung_arguments import PUBLISHED, Published
@@ -26,11 +28,12 @@ from txl.memory import n_kept_at_most
 from txl.model.parts import require_masks_documents, require_works
 from txl.model.rule import MemoryRule
 from txl.positions.base import TableSettings
-from txl.registry import MEMORIES, chosen_by, is_read
+from txl.registry import MEMORIES, chosen_by, is_read, reads
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 from txl.training.config import TrainConfig
 from txl.training.folder import open_run, saved_settings
+from txl.training.init import init_weights
 from txl.training.run import require_shares
 from txl.training.schedules import schedule_of
 
@@ -303,7 +306,9 @@ def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
 
 
 def _initial_model(typed: Typed) -> LanguageModel | None:
-    """The model of --init_from. Raises `UsageError` if a flag asks for another architecture."""
+    """The model of --init_from, with the memory that flags ask for. Raises `UsageError` if a flag
+    asks for another architecture.
+    """
     if typed.get("init_from") is None:
         return None
     source = typed["init_from"]
@@ -311,8 +316,9 @@ def _initial_model(typed: Typed) -> LanguageModel | None:
         source, vocabulary=typed.get("vocabulary"), dataset=typed.get("dataset"), device="cpu"
     )
     shape = found.model_config
+    of_memory = MemoryUse.asked(typed)
     for name in fields_of(ModelConfig):
-        if name not in typed or not hasattr(shape, name):
+        if name in of_memory or name not in typed or not hasattr(shape, name):
             continue
         asked = typed[name]
         if name == "d_embed" and asked == -1:
@@ -323,7 +329,27 @@ def _initial_model(typed: Typed) -> LanguageModel | None:
                 f"--{name} {typed[name]}: the model of --init_from {source} has {has}; drop the"
                 " flag"
             )
+    if of_memory:
+        _exchange_memory(found, of_memory, typed)
     return found
+
+
+def _exchange_memory(lm: LanguageModel, of_memory: Typed, typed: Typed) -> None:
+    """Give a model the memory that flags ask for. Its new weights are drawn as those of a new
+    model.
+    """
+    memory = of_memory.get("memory", lm.model_config.memory)
+    settings = {}
+    for name, value in of_memory.items():
+        if name in reads(MEMORIES[memory]):  # the others are refused as those of a new model are
+            settings[name] = value
+    if not lm.model.remember(memory, **settings):
+        return
+    config = build(TrainConfig, typed)
+    rules = nn.ModuleList([layer.memory for layer in lm.model.layers])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        init_weights(rules, config)
 
 
 MOST_CUTOFFS = 3

@@ -5,7 +5,7 @@ score`, `txl recl` and `txl report`.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from txl.checkpoint import ModelUse, OneModel, ReadsOn
+from txl.checkpoint import MemoryUse, ModelUse, OneModel, ReadsOn
 from txl.config import LENGTH, Context, option, require
 from txl.evaluation.test_time.dynamic import DynamicConfig
 from txl.evaluation.test_time.knn import KnnConfig
@@ -217,8 +217,8 @@ class ReclConfig(Lengths):
 
 ADDED = (DynamicConfig, CacheConfig, KnnConfig)
 """Of test-time methods."""
-EVAL = (EvalConfig, *ADDED)
-SCORE = (ScoreConfig, *ADDED)
+EVAL = (EvalConfig, MemoryUse, *ADDED)
+SCORE = (ScoreConfig, MemoryUse, *ADDED)
 """Whose fields are the flags of these programs, besides those of the text."""
 
 

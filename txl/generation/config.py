@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from txl.checkpoint import ReadsOn
+from txl.checkpoint import MemoryUse, ReadsOn
 from txl.config import LENGTH, SEED, TextKind, option, require
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
@@ -131,3 +131,7 @@ class GenerateConfig(Rule, ReadsOn):
     def ending(self) -> Ending:
         """Where the texts end."""
         return Ending(**{f.name: getattr(self, f.name) for f in fields(Ending)})
+
+
+GENERATE = (GenerateConfig, MemoryUse)
+"""Whose fields are the flags of generate.py."""

@@ -32,7 +32,7 @@ from txl.inference.frozen import pack_weights
 from txl.inference.kept import Begun, beginning
 from txl.inference.reader import Reader, context_of_text, reading_context
 from txl.language.kept_memory import KeptMemory, WhoRead, read_text
-from txl.language.sources import Origin, located, read_source
+from txl.language.sources import Contents, Origin, located, read_source
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
 from txl.memory import require_works
@@ -99,6 +99,8 @@ class LanguageModel:
         dataset: str | None = None,
         device: str | torch.device = "auto",
         dtype: str = "float32",
+        memory: str | None = None,
+        **settings: Any,
     ) -> Self:
         """Read a run folder, one of its checkpoints, a checkpoint of the 2019 code, of NVIDIA's or
         of Hugging Face's TransfoXL, or a model of the Hugging Face hub by its name (`pip install
@@ -111,9 +113,13 @@ class LanguageModel:
             device: auto, cpu, cuda, cuda:1 or mps.
             dtype: of the matrix products; bfloat16 or float16: the weights are kept in it, which
                 halves memory, see docs/speed.md; auto: bfloat16 on a device that is made for it.
+            memory: what it remembers, in place of that of the training: `memory="sinks", n_sink=4`.
+            settings: of the memory.
         Raises:
             UsageError: if there is no such thing, it is damaged, or has no vocabulary; if it is in
-                float64 and the dtype is another.
+                float64 and the dtype is another; if there is no such memory, it does not read a
+                setting, or it has weights that were not trained.
+            TypeError: if no memory has a setting of this name.
         """
         known = get_args(Dtype)
         require(dtype in known, f"dtype {dtype}: no such dtype; there are {', '.join(known)}")
@@ -123,6 +129,8 @@ class LanguageModel:
         contents = read_source(
             path, Path(vocabulary) if vocabulary else None, dataset, getattr(torch, dtype)
         )
+        if memory is not None or settings:
+            _read_with(contents, source, memory, settings)
         contents.model.to(device).eval()
         pack_weights(contents.model)
         return cls(*contents, dtype=dtype_for(contents.model, dtype))
@@ -169,6 +177,15 @@ class LanguageModel:
             "has_other_words": bool(train.get("init_from")),
         }
         return self.record.get("reading", as_trained)
+
+    @property
+    def read_with(self) -> dict[str, Any]:
+        """For results: the memory in place of that of the training, and its settings; empty: it is
+        that of the training.
+        """
+        if "read_with" in self.record:
+            return {"read_with": self.record["read_with"]}
+        return {}
 
     @property
     def known_data(self) -> dict[str, Any]:
@@ -438,6 +455,23 @@ class LanguageModel:
     def reading_context(self, n_token: int) -> Context:
         """How a text of so many tokens is read by itself, see `txl.inference.reader`."""
         return context_of_text(self.model_config, self.context, n_token)
+
+
+def _read_with(
+    contents: Contents, source: str | Path, memory: str | None, settings: Mapping[str, Any]
+) -> None:
+    """Exchange the memory of what was read, and note it in the record. Raises `UsageError` if the
+    memory has weights that were not trained.
+    """
+    model = contents.model
+    added = model.remember(memory, **settings)
+    name = model.config.memory
+    require(
+        not added,
+        f"--memory {name}: has weights of its own, with which {source} was not trained; train them"
+        f" first: train.py --init_from {source} --memory {name}",
+    )
+    contents.record["read_with"] = {"memory": name, **settings}
 
 
 load = LanguageModel.open

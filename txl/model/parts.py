@@ -2,6 +2,8 @@
 And the settings that they do not work with.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -10,7 +12,18 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.model.feed_forward import FeedForward
 from txl.model.layer import Layer, run_layers
 from txl.model.rule import MemoryRule, Run
-from txl.registry import ATTENTION_RULES, GATES, LAYERS, MEMORIES, NORMS, POSITIONS, STACKS
+from txl.registry import (
+    ATTENTION_RULES,
+    GATES,
+    LAYERS,
+    MEMORIES,
+    NORMS,
+    POSITIONS,
+    STACKS,
+    readers_in,
+    reads,
+    settings_of_all,
+)
 
 
 def build_layers(config: ModelConfig, *, dropout: float, dropatt: float) -> Any:
@@ -37,12 +50,6 @@ def build_layer(
     rule = ATTENTION_RULES[config.attention].of_model(config, dropatt=dropatt)
     attn = pos.attention_class()(config, pos, rule)
     memory = build_memory_rule(config, index)
-    require(
-        memory.traits.keeps_places or not pos.places_hidden_states(),
-        f"--position {config.position}: it counts places from where the memory begins, and with"
-        f" --memory {config.memory} each row begins elsewhere; use an encoding of distances, such"
-        f" as {ModelConfig.position}",
-    )
     return layer_class(config, pos)(
         attn=attn,
         memory=memory,
@@ -76,7 +83,94 @@ def build_memory_rule(config: ModelConfig, layer: int) -> MemoryRule:
     """The rule of a layer, counted from 0. Raises `UsageError` if there is none of this name, or it
     does not work with the model."""
     require_works(config.memory, config)
-    return MEMORIES[config.memory].of_layer(config, layer)(config)
+    rule = MEMORIES[config.memory].of_layer(config, layer)
+    require(
+        rule.traits.keeps_places or not POSITIONS[config.position].places_hidden_states(),
+        f"--position {config.position}: it counts places from where the memory begins, and with"
+        f" --memory {config.memory} each row begins elsewhere; use an encoding of distances, such"
+        f" as {ModelConfig.position}",
+    )
+    return rule(config)
+
+
+def remember(model: Any, memory: str | None = None, **settings: Any) -> list[str]:
+    """Exchange what the layers of a model remember, as in `model.remember("sinks", n_sink=4)`: a
+    memory is a choice of the reading. Other weights stay as they are.
+
+    Weights that the memory has of its own are kept where it had them before. Others are made, with
+    device and dtype of the model, as its constructor makes them, and are to be trained.
+
+    Args:
+        memory: its name; None: the one that there is, with other settings.
+        settings: of the memory; the others are at their defaults, or as they were, or where it is
+            added to a model without it, at `MemoryRule.when_added`.
+    Returns:
+        The names of the parameters that are new.
+    Raises:
+        UsageError: if there is no such memory, it does not read a setting, or it does not work with
+            the model.
+        TypeError: if no memory has a setting of this name.
+        ValueError: if the model is sharded; exchange its memory before.
+    """
+    if model.is_sharded:
+        raise ValueError("the model is sharded: exchange its memory before it is")
+    config = with_memory(model.config, memory or model.config.memory, settings)
+    rules = [build_memory_rule(config, i) for i in range(config.n_layer)]
+    before = MEMORIES[model.config.memory].traits.weighs_keys
+    is_weighed_else = MEMORIES[config.memory].traits.weighs_keys != before
+    added = []
+    for i, (layer, rule) in enumerate(zip(model.layers, rules, strict=True)):
+        weight = layer.attn_norm.weight
+        rule.to(weight.device, weight.dtype).train(layer.training)
+        if _has_same_weights(rule, layer.memory):
+            rule.load_state_dict(layer.memory.state_dict())
+        else:
+            added += [f"layers.{i}.memory.{name}" for name, _ in rule.named_parameters()]
+        layer.memory = rule
+        if is_weighed_else:
+            layer.attn.rule = _attention_rule_like(layer.attn.rule, config)
+    model.config = config
+    model.run = run_of(config)
+    model._served = set()
+    return added
+
+
+def with_memory(config: ModelConfig, memory: str, settings: Mapping[str, Any]) -> ModelConfig:
+    """The configuration with another memory, see `remember`."""
+    rule = MEMORIES[memory]
+    for name, value in settings.items():
+        if name in reads(rule):
+            continue
+        who = " or ".join(readers_in(MEMORIES, name))
+        if not who:
+            raise TypeError(f"no memory has a setting {name!r}")
+        raise UsageError(
+            f"--{name} {value}: has no effect with --memory {memory}, only with {who}; leave it out"
+        )
+    own = dict(config.own)
+    if memory != config.memory:
+        for name in settings_of_all((MEMORIES,)):
+            own.pop(name, None)
+        own |= rule.when_added
+    return replace(config, memory=memory, own={**own, **settings})
+
+
+def _has_same_weights(rule: nn.Module, other: nn.Module) -> bool:
+    """True if weights of the one are weights of the other."""
+    if type(rule) is not type(other):
+        return False
+    shapes = []
+    for module in (rule, other):
+        shapes.append({name: x.shape for name, x in module.state_dict().items()})
+    return shapes[0] == shapes[1]
+
+
+def _attention_rule_like(rule: Any, config: ModelConfig) -> Any:
+    """The attention rule for another memory, which computes as `rule` does."""
+    other = ATTENTION_RULES[config.attention].of_model(config, dropatt=rule.drop.p)
+    other.impl = rule.impl
+    other.keep_mib = rule.keep_mib
+    return other.train(rule.training)
 
 
 def layer_class(config: ModelConfig, pos: Any) -> type[Layer]:

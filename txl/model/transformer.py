@@ -1,7 +1,7 @@
 """Transformer-XL: words in, losses and memory out."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig, require
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.memory import Reading
-from txl.model.parts import build_final_norm, build_layers, require_context, run_of
+from txl.model.parts import (
+    build_final_norm,
+    build_layers,
+    remember,
+    require_context,
+    run_of,
+)
 from txl.model.span import Span
 from txl.model.streams import Memory, without_ended
 from txl.ops.dropout import Dropout
@@ -86,6 +92,10 @@ class Body(nn.Module):
         if ended is not None:
             h_BTD = ended.marked(h_BTD)
         return Output(self.drop(h_BTD), Memory(states))
+
+    def remember(self, memory: str | None = None, **settings: Any) -> list[str]:
+        """Exchange the memory, see `txl.model.parts.remember`."""
+        return remember(self, memory, **settings)
 
     def require_serves(self, context: Context, *, has_documents: bool) -> None:
         """Raise `UsageError` if a part does not support the context, or documents."""

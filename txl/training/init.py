@@ -6,14 +6,13 @@ from torch import nn
 
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.rule import MemoryRule
-from txl.model.transformer import TransformerXL
 from txl.positions import PositionEncoding
 from txl.stacks.gates import Gate
 from txl.training.config import TrainConfig
 
 
-def init_weights(model: TransformerXL, config: TrainConfig) -> None:
-    """Initialise all weights, as the original does.
+def init_weights(model: nn.Module, config: TrainConfig) -> None:
+    """Initialise all weights of a model, or of a part of one, as the original does.
 
     | weights                                                     | drawn from
     |
