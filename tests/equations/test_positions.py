@@ -97,6 +97,34 @@ def test_turning_keeps_distances_however_far_the_window_reaches() -> None:
     torch.testing.assert_close((far_q @ far_k.mT)[..., -5:], near_q @ near_k.mT, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("rope_part", [1.0, 0.5])
+def test_frequencies_of_rotary_positions(rope_part: float) -> None:
+    """Llama 3's by cases, as its authors say them: slow ones divided, fast ones kept."""
+    H, base, length = 32, 500.0, 64
+    settings: dict[str, Any] = {"rope_base": base, "rope_factor": 8.0, "rope_part": rope_part}
+    llama3 = {"rope_scaling": "llama3", "rope_low": 1.5, "rope_high": 3.0}
+    n = int(H * rope_part)
+    plain = [base ** (-2 * c / n) for c in range(n // 2)]
+    expected = []
+    for w in plain:
+        n_turn = length * w / (2 * math.pi)
+        share = (n_turn - 1.5) / 1.5
+        if n_turn < 1.5:
+            expected.append(w / 8)
+        elif n_turn > 3:
+            expected.append(w)
+        else:
+            expected.append((1 - share) * w / 8 + share * w)
+    assert len({w / e for w, e in zip(plain, expected, strict=True)}) > 2
+    for scaling, frequencies in (
+        ({}, plain),
+        ({"rope_scaling": "linear"}, [w / 8 for w in plain]),
+        (llama3 | {"rope_trained_len": length}, expected),
+    ):
+        pos = encoding("rotary", **settings | scaling | {"d_head": H})
+        torch.testing.assert_close(pos.freq_C, torch.tensor(frequencies), rtol=1e-5, atol=0)
+
+
 def test_distances_are_dropped_out_once_for_all_layers() -> None:
     """As the 2019 code does: one mask of R, whose other entries grow by 1 / (1 - p); none in evaluation."""
     config = ModelConfig(**SIZES | {"d_model": 64})

@@ -7,15 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, require
+from txl.model import parts
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.memory import Reading
-from txl.model.parts import (
-    build_final_norm,
-    build_layers,
-    remember,
-    require_context,
-    run_of,
-)
 from txl.model.span import Span
 from txl.model.streams import Memory, without_ended
 from txl.ops.dropout import Dropout
@@ -35,10 +29,10 @@ class Body(nn.Module):
         """Make the layers. A subclass may have parts that come before them."""
         self.config = config
         self.is_sharded = False  # by FSDP: a layer then holds its weights only while it runs
-        self.layers = build_layers(config, dropout=dropout, dropatt=dropatt)
-        self.run = run_of(config)
+        self.layers = parts.build_layers(config, dropout=dropout, dropatt=dropatt)
+        self.run = parts.run_of(config)
         self.drop = Dropout(dropout)
-        self.final_norm = build_final_norm(config)
+        self.final_norm = parts.build_final_norm(config)
         self._served: set[tuple[Context, bool]] = set()  # contexts known to be served
 
     @property
@@ -95,12 +89,12 @@ class Body(nn.Module):
 
     def remember(self, memory: str | None = None, **settings: Any) -> list[str]:
         """Exchange the memory, see `txl.model.parts.remember`."""
-        return remember(self, memory, **settings)
+        return parts.remember(self, memory, **settings)
 
     def require_serves(self, context: Context, *, has_documents: bool) -> None:
         """Raise `UsageError` if a part does not support the context, or documents."""
         if (context, has_documents) not in self._served:
-            require_context(self, context, has_documents=has_documents)
+            parts.require_context(self, context, has_documents=has_documents)
             self._served.add((context, has_documents))
 
 

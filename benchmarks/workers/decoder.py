@@ -1,0 +1,61 @@
+"""A pretrained decoder through our code, after so many tokens of a text."""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import txl
+from benchmarks.workers.serve import serve
+from txl.config import Context
+from txl.inference.reader import Reader
+
+TGT_LEN = 128
+
+
+def started(how: dict[str, Any]) -> tuple[Any, Reader]:
+    """The model, and a reader of a text of mem_len tokens, all of which it sees."""
+    lm = txl.load(how["folder"], dtype=how["dtype"])
+    context = Context(tgt_len=TGT_LEN, mem_len=how["mem_len"])
+    reader = Reader(lm.model.eval(), context, 1)
+    with lm.computing():
+        for part_1T in drawn(lm.model.config.n_token, how["mem_len"]).split(TGT_LEN, dim=1):
+            reader.read(part_1T)
+    return lm, reader
+
+
+def drawn(n_word: int, n_token: int) -> torch.Tensor:
+    return torch.randint(0, n_word, (1, n_token), generator=torch.Generator().manual_seed(1))
+
+
+def write(how: dict[str, Any]) -> Iterator[object]:
+    """A token at a time, the likeliest."""
+    lm, reader = started(how)
+    next_11 = torch.zeros(1, 1, dtype=torch.int64)
+    while True:
+        with torch.inference_mode(), lm.computing():
+            logprob_11V = lm.model.log_prob(reader.read(next_11))
+        next_11 = logprob_11V.argmax(-1)
+        yield next_11
+
+
+def score(how: dict[str, Any]) -> Iterator[object]:
+    """A segment of 128 tokens at a time."""
+    lm, reader = started(how)
+    token_1T = drawn(lm.model.config.n_token, TGT_LEN)
+    while True:
+        with torch.inference_mode(), lm.computing():
+            hidden_1TD = reader.read(token_1T)
+            yield lm.model.softmax.nll(hidden_1TD, token_1T)
+
+
+def main() -> None:
+    how = json.loads(sys.argv[1])
+    tasks = {"generate": lambda: write(how), "score": lambda: score(how)}
+    serve("txl", tasks, torch.device("cpu"))
+
+
+if __name__ == "__main__":
+    main()
