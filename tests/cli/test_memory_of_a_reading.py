@@ -70,7 +70,7 @@ def test_what_was_not_trained_is_refused(here: Here) -> None:
 
 def test_a_memory_is_added_to_trained_weights(here: Here) -> None:
     """Before training nothing changes; its weights are drawn from the seed, and are saved and resumed."""
-    tuned = "train --init_from run --memory infini --infini_update delta"
+    tuned = "train --init_from run --memory infini --infini_update delta --train memory"
     here(f"{tuned} --max_step 1 --lr 1e-30")
     config = config_of(Path("new"))
     assert config["model"]["memory"] == "infini"

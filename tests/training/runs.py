@@ -24,6 +24,7 @@ from txl.evaluation.score import Score
 from txl.runtime.distributed import Ranks, whole
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
+from txl.training.learning import freeze
 from txl.training.loop import Outcome, train
 from txl.training.metrics import Metrics
 from txl.training.sharding import model_in_shards, shard
@@ -61,6 +62,7 @@ class Run:
         )
         init_weights(model, self.config)
         model.to(self.dtype)
+        freeze(model, self.config.train)
         if self.config.shard:
             shard(model, self.ranks)
         self.state = TrainState(model, self.config, self.context, self.ranks)
@@ -75,6 +77,7 @@ class Run:
             load_weights(checkpoint, model)
         else:
             model = load_model(checkpoint, dropout=self.config.dropout, dropatt=self.config.dropatt)
+            freeze(model, self.config.train)
         self.state = TrainState(model, self.config, self.context, self.ranks)
         self.state.restore(load_snapshot(checkpoint, self.columns, model))
         return self

@@ -44,6 +44,14 @@ IN_SHARDS: dict[str, Case] = {  # shape, training
         {"position": "rotary", "attention": "performer", "n_feature": 8},
         {"redraw_interval": 1, "recompute": True},
     ),
+    "a memory learns": (
+        ADAPTIVE | {"memory": "neural", "memory_gate": "tanh"},
+        {"train": "memory", "memory_parts": 2, "ema": 0.5, "batch_chunk": 2},
+    ),
+    "the last layer learns": (
+        ADAPTIVE | {"pre_lnorm": True},
+        {"train": "last:1", "optim": "lamb", "recompute": True},
+    ),
     **{
         name: (
             ADAPTIVE | shape_of(name),
@@ -82,7 +90,9 @@ def trained(ranks: Ranks, name: str, *, shard: bool = False) -> dict[str, Tensor
 
         def noted(**skip: Any) -> None:
             for of, p in run.state.model.named_parameters():
-                found[f"gradient {run.state.progress.step} of {of}"] = whole(p.grad).clone()
+                if p.requires_grad:
+                    found[f"gradient {run.state.progress.step} of {of}"] = whole(p.grad).clone()
+                assert p.requires_grad or p.grad is None
             step(**skip)
 
         patch.setattr(run.state.optimizers, "step", noted)

@@ -45,6 +45,7 @@ from txl.training.config import TrainConfig
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
 from txl.training.folder import locked_run_directory, prepare_resume, start_new_run
 from txl.training.init import init_weights
+from txl.training.learning import freeze
 from txl.training.loop import train
 from txl.training.metrics import LOG, Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, sizes
@@ -185,6 +186,7 @@ def new_model(
         init_weights(model, config)
     else:
         model.load_state_dict(start.model.state_dict())
+    freeze(model, config.train)
     if in_shards(config, ranks):
         shard(model, ranks)
     return model
@@ -203,7 +205,9 @@ def resumed_model(
         model = model_in_shards(checkpoint.model_config, config, ranks)
         load_weights(checkpoint, model)
         return model
-    return load_model(checkpoint, dropout=config.dropout, dropatt=config.dropatt)
+    model = load_model(checkpoint, dropout=config.dropout, dropatt=config.dropatt)
+    freeze(model, config.train)
+    return model
 
 
 def training_stream(

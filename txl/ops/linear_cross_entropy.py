@@ -195,8 +195,9 @@ class _NatsAndGradients(torch.autograd.Function):
         ctx.dtypes = hidden_LE.dtype, weight_VE.dtype, bias_V.dtype
         with torch.autocast(hidden_LE.device.type, enabled=False):
             hidden_LE, weight_VE, bias_V = (x.to(dtype) for x in (hidden_LE, weight_VE, bias_V))
+            learns = ctx.needs_input_grad[1]
             is_one = len(hidden_LE) <= n_token and dtype != wide
-            if is_one:
+            if is_one or not learns:
                 dweight_VE = None
             else:
                 dweight_VE = torch.zeros_like(weight_VE, dtype=wide)
@@ -211,11 +212,11 @@ class _NatsAndGradients(torch.autograd.Function):
                     dweight_VE += onednn.of_weight(dlogit_CV, hidden_CE)
                 else:
                     torch.mm(dlogit_CV, weight_VE, out=dhidden_CE)
-                    if dweight_VE is None:
+                    if learns and dweight_VE is None:
                         dweight_VE = dlogit_CV.T @ hidden_CE
-                    elif dtype == wide:
+                    elif dweight_VE is not None and dtype == wide:
                         dweight_VE.addmm_(dlogit_CV.T, hidden_CE)
-                    else:
+                    elif dweight_VE is not None:
                         dweight_VE += dlogit_CV.T @ hidden_CE
                 del dlogit_CV  # before there are the logits of the next chunk
         ctx.save_for_backward(dhidden_LE, dweight_VE, dbias_V)
@@ -227,6 +228,9 @@ class _NatsAndGradients(torch.autograd.Function):
         dhidden_LE, dweight_VE, dbias_V = ctx.saved_tensors
         # no look at it: a GPU would be waited for
         grad = grad_L[0].where(grad_L.amin() == grad_L.amax(), torch.nan)
-        wide = at_least_float32(dweight_VE.dtype)
-        found = dhidden_LE * grad_L[:, None], dweight_VE.to(wide).mul_(grad), dbias_V * grad
-        return *(x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True)), None, None
+        if dweight_VE is not None:
+            dweight_VE = dweight_VE.to(at_least_float32(dweight_VE.dtype)).mul_(grad)
+            dweight_VE = dweight_VE.to(ctx.dtypes[1])
+        dhidden_LE = (dhidden_LE * grad_L[:, None]).to(ctx.dtypes[0])
+        dbias_V = (dbias_V * grad).to(ctx.dtypes[2])
+        return dhidden_LE, dweight_VE, dbias_V, None, None

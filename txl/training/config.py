@@ -1,5 +1,6 @@
 """How a model is trained, as a dataclass whose fields are the flags of train.py."""
 
+import re
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
@@ -100,6 +101,11 @@ class TrainConfig(NamesParts):
         "adam",
         "muon: for matrices of the layers that mix features of hidden states; adamw for the rest",
         section="optimizer",
+    )
+    train: str = option(
+        "all",
+        "what learns; memory: the weights of the memory alone; last:2: the last 2 layers and the"
+        " memory",
     )
     lr: float = option(0.00025, "peak learning rate", above=0)
     weight_decay: float = option(0.0, "weight decay", minimum=0)
@@ -231,6 +237,11 @@ class TrainConfig(NamesParts):
         for registry in self.parts:
             registry.require_known(getattr(self, registry.flag))
         super().__post_init__()
+        require(
+            re.fullmatch(r"all|memory|last:[1-9]\d{0,3}", self.train) is not None,
+            f"--train {self.train}: no such choice; there are all, memory and last:N, such as"
+            " last:2",
+        )
         if self.clip == inf:
             object.__setattr__(self, "clip", 0.0)
         require(

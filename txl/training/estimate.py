@@ -27,6 +27,7 @@ from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.resources import available_bytes, resident_bytes
 from txl.stacks.reversible import compute_in_chunks
 from txl.training.config import TrainConfig
+from txl.training.learning import learning_parameters
 from txl.training.optim import tensors_kept
 from txl.training.update_rules import rule_of
 
@@ -73,7 +74,8 @@ def lasting_bytes(
         "optimizer": optimizer_bytes(model, config) // (world if config.shard else 1),
         "memory": 0 if config.swap_mem else 2 * memory,  # of this segment and the next
     }
-    return needed | ({"average": weights} if config.ema else {})
+    learning = _learning_bytes(model) // (world if config.shard else 1)
+    return needed | ({"average": learning} if config.ema else {})
 
 
 def remembered(shape: ModelConfig, context: Context, n_stream: int) -> list[Tensor]:
@@ -92,6 +94,7 @@ def passing_bytes(
     n_stream = config.batch_size // ranks.world // config.batch_chunk
     n_token = n_stream * (context.tgt_len + context.ext_len)
     weights = weight_bytes(model) // (ranks.world if config.shard else 1)
+    learning = _learning_bytes(model) // (ranks.world if config.shard else 1)
     table = _bytes(model.softmax.tables)
     kinds = [type(layer.memory) for layer in model.layers]
     kept = {}
@@ -110,9 +113,9 @@ def passing_bytes(
     if dtype != torch.float32:
         activations += weights * dtype.itemsize // 4  # autocast caches cast weights
     activations += table
-    gradients = weights
+    gradients = learning
     if config.batch_chunk == 1 and ranks.world == 1:  # they replace activations
-        gradients = max(0, layer + weights + table - activations)
+        gradients = max(0, layer + learning + table - activations)
     found = {"gradients": gradients, "activations": activations}
     # a layer, the one that is fetched meanwhile, the root; with their gradients
     if config.shard and ranks.world > 1:
@@ -156,19 +159,28 @@ def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ran
         return (one + (shape.n_layer - 1) * (two - one)) // (ranks.world if config.shard else 1)
 
     weights = of_all(*map(weight_bytes, models))
+    if config.train != "all":  # little besides the weights is needed
+        require_memory({"weights": weights}, ranks)
+        return
     state = of_all(*(optimizer_bytes(model, config) for model in models))
     require_memory({"weights": weights, "optimizer": state, "gradients": weights}, ranks)
 
 
 def optimizer_bytes(model: TransformerXL, config: TrainConfig) -> int:
     """Bytes that the optimizer keeps of the parameters."""
-    n_kept = tensors_kept(model.parameters(), config, rule_of(config).matrices(model))
+    learning = learning_parameters(model).values()
+    n_kept = tensors_kept(learning, config, rule_of(config).matrices(model))
     return sum(n * _bytes([parameter]) for parameter, n in n_kept.items())
 
 
 def weight_bytes(*modules: nn.Module) -> int:
     """Bytes of the parameters, tied ones once."""
     return _bytes(nn.ModuleList(modules).parameters())
+
+
+def _learning_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters that learn."""
+    return _bytes(learning_parameters(model).values())
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -17,8 +17,8 @@ class Optimizers:
     one interface.
 
     Args:
-        named: the parameters by name; the saved state uses the same names.
-        matrices: those of them that it takes if it does not take all, see `UpdateRule.matrices`.
+        named: the parameters that learn, by name; the saved state uses the same names.
+        matrices: those that it takes if it does not take all, see `UpdateRule.matrices`.
     """
 
     def __init__(
@@ -127,13 +127,16 @@ def shares(
     """Which rule updates which parameters: `rule` all, or the `matrices` and the one beside it the
     others.
     """
+    everything = [*parameters]
     beside = rule.beside()
     if beside is None:
-        return [(rule, [*parameters])]
-    own = [*matrices]
+        return [(rule, everything)]
+    there = set(everything)
+    own = [parameter for parameter in matrices if parameter in there]
     chosen = set(own)
-    others = [parameter for parameter in parameters if parameter not in chosen]
-    return [(rule, own), (beside, others)]
+    others = [parameter for parameter in everything if parameter not in chosen]
+    both = [(rule, own), (beside, others)]
+    return [(one, taken) for one, taken in both if taken]
 
 
 def tensors_kept(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from txl.model.autocast import dtype_on
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import is_in_shards, local
+from txl.training.learning import learning_parameters
 
 
 class Lamb(torch.optim.Optimizer):
@@ -172,28 +173,24 @@ def orthogonalised(stack: Tensor) -> Tensor:
 class WeightAverage:
     """average <- d average + (1 - d) weights after update n, with d = min(decay, (1 + n) / (10 +
     n)), so that the random initial weights lose their influence soon. Starts as the weights of the
-    model; `decay` 0 keeps no average.
+    model; `decay` 0 keeps no average. Of weights that do not learn there is none.
     """
 
     def __init__(self, model: TransformerXL, decay: float) -> None:
-        self._model = model
         self._decay = decay
         if decay:
-            self._average = [p.detach().clone() for p in model.parameters()]
+            self._named = learning_parameters(model)
         else:
-            self._average = []
+            self._named = {}
+        self._average = [p.detach().clone() for p in self._named.values()]
 
     def trained(self) -> dict[str, Tensor]:
         """The current weights, which go into the optimizer's state when a checkpoint's model is
         their average.
         """
-        if self._average:
-            named = self._model.named_parameters()
-        else:
-            named = ()
         # `in_use` replaces the tensors of whole weights and writes into shards
         tensors = {}
-        for name, p in named:
+        for name, p in self._named.items():
             tensors[f"{name}:trained"] = p.detach().clone() if is_in_shards(p) else p.detach()
         return tensors
 
@@ -205,7 +202,7 @@ class WeightAverage:
         for key, x in state.items():
             if key.endswith(":trained"):
                 trained[key.removesuffix(":trained")] = x
-        own = dict(self._model.named_parameters())
+        own = self._named
         if trained and {name: x.shape for name, x in trained.items()} != {
             name: p.shape for name, p in own.items()
         }:
@@ -220,7 +217,7 @@ class WeightAverage:
         if self._average:
             decay = min(self._decay, (1 + n_update) / (10 + n_update))
             weights = []
-            for p in self._model.parameters():
+            for p in self._named.values():
                 weights.append(p.detach())
             torch._foreach_lerp_(self._average, weights, 1 - decay)  # type: ignore[attr-defined]  # no public form
 
@@ -235,7 +232,7 @@ class WeightAverage:
 
     def _exchange(self) -> None:
         if self._average:
-            for i, p in enumerate(self._model.parameters()):
+            for i, p in enumerate(self._named.values()):
                 # all-gathers read the memory that the shard has had from the beginning
                 if is_in_shards(p):
                     mine = local(p)

@@ -12,6 +12,7 @@ from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_error, print_line
 from txl.training.config import TrainConfig
 from txl.training.estimate import flops_per_token, layer_parameters, remembered
+from txl.training.learning import learning_parameters
 from txl.training.loop import Outcome
 
 
@@ -126,8 +127,13 @@ def describe(model: TransformerXL, ranks: Ranks, n_segment: int, unit: str) -> s
     """The model, the devices and the data, whose tokens are `unit`, in one line."""
     n_all = sum(p.numel() for p in model.parameters())
     n_layers = sum(p.numel() for p in layer_parameters(model))
+    n_learning = sum(p.numel() for p in learning_parameters(model).values())
+    if n_learning == n_all:
+        learning = ""
+    else:
+        learning = f", of which {n_learning:,} learn,"
     return (
-        f"| {n_all:,} parameters ({n_layers:,} in the layers) on {ranks.world} x"
+        f"| {n_all:,} parameters ({n_layers:,} in the layers){learning} on {ranks.world} x"
         f" {device_name(ranks.device)} | {model.config.n_token:,} {unit} | cutoffs"
         f" {list(model.config.cutoffs)} | {n_segment:,} segments per epoch"
     )

@@ -16,6 +16,7 @@ from txl.runtime.distributed import Ranks, is_in_shards, local
 from txl.runtime.resources import return_freed_memory
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
+from txl.training.learning import freeze
 from txl.training.update_rules import rule_of
 
 
@@ -55,6 +56,7 @@ def model_in_shards(
     if any(True for _ in model.buffers()):
         torch.manual_seed(config.seed)
         model = TransformerXL(shape, **rates)
+    freeze(model, config.train)
     shard(model.to(dtype), ranks)
     return model
 

@@ -23,6 +23,7 @@ from txl.stacks.reversible import compute_in_chunks
 from txl.training.budget import Budget
 from txl.training.config import TrainConfig
 from txl.training.finite import BadStep, GradientWatch, NonFiniteError, without_bad_rows
+from txl.training.learning import learning_parameters
 from txl.training.nats import Nats
 from txl.training.optim import Optimizers
 from txl.training.optimizers import WeightAverage
@@ -88,12 +89,12 @@ class TrainState:
         self.nats: Nats | DistributedDataParallel = Nats(
             model, config.label_smoothing, config.n_part
         )
-        # every parameter gets a gradient in every step
+        # every parameter that learns gets a gradient in every step
         if ranks.world > 1 and not model.is_sharded:
             self.nats = DistributedDataParallel(self.nats, gradient_as_bucket_view=True)
             self._fix_gradient_buckets()
         self.optimizers = Optimizers(
-            model.named_parameters(), config, rule_of(config).matrices(model)
+            learning_parameters(model).items(), config, rule_of(config).matrices(model)
         )
         self.average = WeightAverage(model, config.ema)
         self.schedule = schedule_of(config)
