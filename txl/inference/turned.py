@@ -30,7 +30,7 @@ def turns_once(model: TransformerXL, context: Context) -> bool:
     """True if a model is read here: rotary positions, softmax attention, a queue of tokens."""
     config = model.config
     is_other = config.reversible or config.recurrence != "below" or model.is_sharded
-    if is_other or context.ext_len or context.same_length or model.training:
+    if is_other or context.ext_len or model.training:
         return False
     for layer in model.layers:
         is_rotary = type(layer.attn.pos) is Rotary
@@ -63,6 +63,9 @@ class TurnedSegments:
         self._pos: Any = model.layers[0].attn.pos
         shape = (2, config.n_layer, batch_size, config.n_key_head, 0, config.d_head)
         self._kv_2LBKCH = torch.empty(shape, device=model.device)
+        self._window = 0  # tokens that one sees, itself included; 0: all
+        if context.same_length:
+            self._window = context.mem_len
         self._begin = 0
         self._end = 0
         self._place = 0  # of the token at `end`
@@ -111,13 +114,17 @@ class TurnedSegments:
         self._place += n_kept
 
     def _positions(self, n_new: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Turns of the new tokens, and which keys they see, (G T, S); None: all."""
+        """Turns of the new tokens, and which keys they see, (G T, S); None: all that there are."""
         place_T = torch.arange(self._place, self._place + n_new, device=like.device)
         feats = self._pos.turns(place_T, at_least_float32(like.dtype))
         if n_new == 1:
+            if self._window:
+                self._begin = max(self._begin, self._end + 1 - self._window)
             return feats, None
         n_past = self._end - self._begin
         mask = torch.ones(n_new, n_past + n_new, dtype=torch.bool, device=like.device).tril(n_past)
+        if self._window:
+            mask = mask.triu(n_past + 1 - self._window)
         config = self._model.config
         return feats, mask.repeat(config.n_head // config.n_key_head, 1)
 
