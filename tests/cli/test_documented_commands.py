@@ -105,7 +105,11 @@ SCRIPTS = {
 }
 CONSOLE = {key: line for key, line in COMMANDS.items() if line.startswith("txl ")}
 INSTALLED = {key: line for key, line in COMMANDS.items() if line.startswith("pip ")}
-OTHERS = {key: line for key, line in COMMANDS.items() if line.startswith("bash benchmarks/")}
+OTHERS = {
+    key: line
+    for key, line in COMMANDS.items()
+    if line.startswith(("bash benchmarks/", "scripts/get_"))
+}
 
 
 def each(some: dict[str, str]) -> Any:
@@ -406,7 +410,8 @@ def test_txl_knows_its_programs(
 
 
 def test_what_is_installed_is_of_this_project_and_scripts_are_there() -> None:
-    """What the scripts of the benchmarks run is tested with them, in tests/benchmarks/test_gpu_script.py."""
+    """What the scripts of the benchmarks run is tested with them, in tests/benchmarks/test_gpu_script.py, and what
+    downloads a model in test_get_smollm2.py."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [
         re.split(r"[<>=;\[]", one)[0]
@@ -419,7 +424,8 @@ def test_what_is_installed_is_of_this_project_and_scripts_are_there() -> None:
         *extras,
     }
     for line in OTHERS.values():
-        subprocess.run(["bash", "-n", *shlex.split(line)[1:]], cwd=ROOT, check=True)
+        words = shlex.split(line.removeprefix("bash "))
+        subprocess.run(["bash", "-n", *words], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize(
