@@ -58,8 +58,12 @@ class AnyFiles(Texts):
         self._why = "as asked"
         if self.rule == "auto":
             first = self._files.get("train") or next(iter(self._files.values()), [])
-            self.rule, self._why = rule_of(first, self._signs_of)
+            self.rule, self._why = self.auto_rule(first)
         self._chosen: dict[int, str] | None = None
+
+    def auto_rule(self, files: list[Path]) -> tuple[str, str]:
+        """How the documents of files are found where --documents does not say it, and why."""
+        return rule_of(files, self._signs_of)
 
     def require_data(self) -> None:
         pass

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .texts import Texts
     from .tokenizer import Numbering, Tokenizer
 
-RUNNING = ("text", "bpe", "bytes", "characters")
+RUNNING = ("text", "bpe", "bytes", "characters", "pretrained")
 """Data sets whose text may come in any files; their documents are found, and valid and test split
 off."""
 BYTES = ("enwik8", "text8")
@@ -40,7 +40,7 @@ class DataConfig(Checked):
         "WikiText-103, WikiText-2, Penn Treebank, enwik8, text8, One Billion Word; words of any "
         "text, the "
         "documentation of this Python; any text in subwords, bytes or characters; streams of "
-        "integers",
+        "integers; pretrained: any text as it stands, in the tokens of a pretrained model",
     )
     cache_dir: str | None = option(
         None, "folder of what is made of the text (not given: txl-cache beside the text)"
@@ -81,8 +81,9 @@ class DataConfig(Checked):
     )
     tokenizer: str | None = option(
         None,
-        "a tokenizer.json to use; not given: a byte-level BPE is trained",
-        when=("dataset", "bpe"),
+        "a tokenizer.json to use; not given: a byte-level BPE is trained (pretrained: it must be "
+        "given)",
+        when=("dataset", "bpe", "pretrained"),
     )
     documents: Literal["auto", "blank", "heading", "file", "row"] = option(
         "auto",

@@ -25,36 +25,41 @@ class Piece(NamedTuple):
 
 
 def pieces_in(
-    path: Path, rule: str, text_field: str, *, one_line_end: bool = False
+    path: Path,
+    rule: str,
+    text_field: str,
+    *,
+    one_line_end: bool = False,
+    adds_line_end: bool = True,
 ) -> Iterator[Piece]:
-    """The documents of a file in order. Each ends with a line end; where the file has none, one is
-    added. Raises `DataError` if the file cannot be read.
+    """The documents of a file in order. Raises `DataError` if the file cannot be read.
 
     Args:
         rule: blank, heading, file or row; a row of plain text is a line.
         text_field: of jsonl and parquet.
         one_line_end: lines of plain text end with \\n, as Python's text mode reads them; else as
             they are.
+        adds_line_end: each document ends with a line end; where the file has none, one is added.
     """
     lines = lines_or_rows(path, text_field, task="reading")
     if one_line_end and not has_rows(path):
         lines = map(with_one_line_end, lines)
     if has_rows(path) and rule in ("blank", "heading"):
         lines = itertools.chain.from_iterable(map(_lines_in, lines))
-    return _pieces(_RULES[rule](lines))
+    return _pieces(_RULES[rule](lines), adds_line_end=adds_line_end)
 
 
 def _lines_in(row: bytes) -> list[bytes]:
     return row.splitlines(keepends=True)
 
 
-def _pieces(lines: Iterator[tuple[bool, bytes]]) -> Iterator[Piece]:
+def _pieces(lines: Iterator[tuple[bool, bytes]], *, adds_line_end: bool) -> Iterator[Piece]:
     """Documents of lines, the first of which is marked."""
     held: list[bytes] = []
     size = 0
     for begins, line in lines:
         if begins and held:
-            yield _last(held)
+            yield _last(held, adds_line_end=adds_line_end)
             held = []
             size = 0
         held.append(line)
@@ -66,12 +71,12 @@ def _pieces(lines: Iterator[tuple[bool, bytes]]) -> Iterator[Piece]:
             held = [content]
             size = len(content)
     if held:
-        yield _last(held)
+        yield _last(held, adds_line_end=adds_line_end)
 
 
-def _last(lines: list[bytes]) -> Piece:
+def _last(lines: list[bytes], *, adds_line_end: bool) -> Piece:
     content = b"".join(lines)
-    if not _ends_line(content):
+    if adds_line_end and not _ends_line(content):
         content += b"\n"
     return Piece(content, ends=True)
 

@@ -3,15 +3,23 @@
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from txl.files import NoFileError, require_end, typed_content
 
 from .raw_text import DataError, no_text, text_of
-from .tokenizer import EOS, MEASURES, UNK, Tokenizer, read_as_text, sizes_of
+from .tokenizer import (
+    EOS,
+    MEASURES,
+    UNK,
+    Encoded,
+    Tokenizer,
+    read_as_text,
+    sizes_of,
+)
 from .wikitext import Detokeniser, places, tokenise
 from .words import Spaced, Vocab
 
@@ -32,6 +40,11 @@ class FreeText(NamedTuple):
     offsets: list[int]
     surfaces: list[str]
     sizes: dict[str, np.ndarray]
+
+    def from_token(self, first: int) -> "FreeText":
+        """The tokens from `first` on."""
+        sizes = {name: size_N[first:] for name, size_N in self.sizes.items()}
+        return FreeText(self.ids[first:], self.offsets[first:], self.surfaces[first:], sizes)
 
 
 def read_text(name: str, vocab: Tokenizer | None = None) -> str:
@@ -113,7 +126,7 @@ def encode_text(
         DataError: if there are no tokens, or unknown words and no `<unk>` in the vocabulary.
     """
     if not vocab.is_of_words:
-        return _running(text, vocab, name, is_noticed)
+        return _running(text, vocab.encode(text), vocab, name, is_noticed)
     words: list[str] = []
     spans: list[tuple[int, int]] = []
     n_written_eos = line_begin = 0
@@ -153,6 +166,28 @@ def encode_text(
     return FreeText(ids, offsets, surfaces, _named(sizes_N4, np.array(ids), vocab))
 
 
+def encode_after(
+    context: str, text: str, vocab: Tokenizer, *, name: str, of_context: str = "text", **how: Any
+) -> tuple[list[int], FreeText]:
+    """The ids of a context, and the tokens of the text that continues it; a token of both is the
+    text's. Raises `DataError` as `encode_text`.
+
+    Args:
+        of_context: its name, for messages.
+        how: see `encode_text`.
+    """
+    if not vocab.encodes_in_one:
+        before = []
+        if context:
+            before = encode_text(context, vocab, name=of_context, **how).ids
+        return before, encode_text(text, vocab, name=name, **how)
+    both = vocab.encode(context + text)
+    n_before = int((both.ends <= len(context)).sum())
+    tokens = Encoded(both.ids[n_before:], both.ends[n_before:] - len(context))
+    is_noticed = how.get("is_noticed", False)
+    return both.ids[:n_before].tolist(), _running(text, tokens, vocab, name, is_noticed)
+
+
 def has_tokens(text: str, vocab: Tokenizer) -> bool:
     """True if `encode_text` finds any; among words a line break is a token, other white space is
     none."""
@@ -161,8 +196,7 @@ def has_tokens(text: str, vocab: Tokenizer) -> bool:
     return len(vocab.encode(text).ids) > 0
 
 
-def _running(text: str, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeText:
-    tokens = vocab.encode(text)
+def _running(text: str, tokens: Encoded, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeText:
     if not len(tokens.ids):
         raise DataError(f"{name}: is empty; it needs at least one token")
     sizes_N4 = sizes_of(text, tokens.ends)
@@ -183,6 +217,13 @@ def _running(text: str, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeTe
 def _named(sizes_N4: np.ndarray, ids: np.ndarray, vocab: Tokenizer) -> dict[str, np.ndarray]:
     unknown_N = np.asarray(ids) == vocab.index.get(UNK, -1)
     return {**dict(zip(MEASURES, sizes_N4.T, strict=True)), "unknown": unknown_N}
+
+
+def decoded(ids: Iterable[int], vocab: Tokenizer, *, tokenised: bool) -> str:
+    """The text of ids; see `decoder`."""
+    if tokenised and not vocab.is_of_words:
+        return vocab.decoded(ids)
+    return "".join(map(decoder(vocab, tokenised=tokenised), ids))
 
 
 def decoder(vocab: Tokenizer, *, tokenised: bool) -> Callable[[int], str]:

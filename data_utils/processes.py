@@ -7,6 +7,7 @@ import resource
 import signal
 import traceback
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -149,6 +150,7 @@ class Apart:
             self._pipe.close()
             _serve(self._make, theirs)
         theirs.close()
+        weakref.finalize(self, _end, self._pipe, self._pid, self._owner)  # also as Python ends
 
     def _why_it_ended(self, seconds: int) -> str:
         assert self._pipe is not None
@@ -159,11 +161,13 @@ class Apart:
             return f"takes more than {seconds} s of processor time"
         return f"takes more than {MEMORY >> 20} MiB of memory, or fails"
 
-    def __del__(self) -> None:
-        if self._pipe is not None and self._owner == os.getpid():
-            self._pipe.close()
-            with suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
+
+def _end(pipe: Connection, pid: int, owner: int) -> None:
+    """End a process that this one has begun."""
+    if owner == os.getpid() and not pipe.closed:
+        pipe.close()
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 def _serve(make: Callable[[], Any], pipe: Connection) -> NoReturn:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -53,9 +53,13 @@ def library() -> Any:
 
 class Encoder:
     """A tokenizer.json in this process. Raises `ValueError` if it is none, or its ids are too
-    large."""
+    large.
 
-    def __init__(self, content: str) -> None:
+    Args:
+        recognises_special: the name of a special token in a text is that token; else it is text.
+    """
+
+    def __init__(self, content: str, *, recognises_special: bool = False) -> None:
         try:
             self._tokenizer = library().Tokenizer.from_str(content)
         except DataError:
@@ -64,7 +68,17 @@ class Encoder:
             raise ValueError(f"no tokenizer.json that tokenizers can read ({error})") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # <eos> as written in a text is text
+        self._tokenizer.encode_special_tokens = not recognises_special
+
+    def begins(self) -> list[int]:
+        """The tokens that the post-processor puts before a text."""
+        encoding = self._tokenizer.encode("a", add_special_tokens=True)
+        ids: list[int] = []
+        for i, is_added in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
+            if not is_added:
+                break
+            ids.append(i)
+        return ids
 
     def names(self) -> list[str]:
         """The tokens, by id."""
@@ -116,9 +130,13 @@ class Encoder:
 class EncoderApart(Encoder):
     """The same in a process of its own."""
 
-    def __init__(self, content: str) -> None:
+    def __init__(self, content: str, *, recognises_special: bool = False) -> None:
         library()
-        self._apart = Apart(functools.partial(Encoder, content), "tokenizer.json")
+        make = functools.partial(Encoder, content, recognises_special=recognises_special)
+        self._apart = Apart(make, "tokenizer.json")
+
+    def begins(self) -> list[int]:
+        return self._called("begins", seconds=_SECONDS)
 
     def names(self) -> list[str]:
         return self._apart.call("names", seconds=_SECONDS)
@@ -142,11 +160,11 @@ class EncoderApart(Encoder):
             raise DataError(f"tokenizer.json: {error}; give another, or another text") from None
 
 
-def encoder_of(content: str) -> Encoder:
+def encoder_of(content: str, *, recognises_special: bool = False) -> Encoder:
     """What encodes by a tokenizer.json. Raises `ValueError` if it is none."""
     if _is_plain(content):
-        return Encoder(content)
-    return EncoderApart(content)
+        return Encoder(content, recognises_special=recognises_special)
+    return EncoderApart(content, recognises_special=recognises_special)
 
 
 def _is_plain(content: str) -> bool:
@@ -180,10 +198,12 @@ class Subwords(RunningTokenizer):
 
     unit = "subwords"
     batch_bytes = 1 << 21
+    recognises_special: ClassVar[bool] = False
+    """Special tokens may stand in a text; else their names are text."""
 
     def __init__(self, content: str) -> None:
         self.content = content
-        self.encoder = encoder_of(content)
+        self.encoder = encoder_of(content, recognises_special=self.recognises_special)
         super().__init__(self.encoder.names())
         longest_first = sorted(filter(None, self.encoder.special()), key=len, reverse=True)
         self._special = None

@@ -145,6 +145,9 @@ class Tokenizer(ABC):
         by_file: each batch is of one file.
         keeps_line_ends: lines of a file end as they end there; else with \\n.
         batch_bytes: bytes of text to encode at a time.
+        encodes_in_one: what continues a text is encoded together with it: tokens may span both.
+        stop_ids: the tokens that end a generated text.
+        chat_template: Jinja2 that lays out a chat; None: it has none.
     """
 
     end_id: int | None = None
@@ -154,6 +157,7 @@ class Tokenizer(ABC):
     by_file: ClassVar[bool] = False
     keeps_line_ends: ClassVar[bool] = False
     batch_bytes: ClassVar[int] = 1 << 20
+    encodes_in_one: ClassVar[bool] = False
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
@@ -181,6 +185,25 @@ class Tokenizer(ABC):
     @abstractmethod
     def eos_id(self) -> int:
         """The token after which a text begins: the end of a line, or of a document."""
+
+    @property
+    def bos_id(self) -> int:
+        """The token before a text where there must be one."""
+        return self.eos_id
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """The tokens that are read before each text. Where there are none, the first token of a
+        text is not predicted."""
+        return (self.bos_id,)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return frozenset()
+
+    @property
+    def chat_template(self) -> str | None:
+        return None
 
     @abstractmethod
     def encode(self, text: str) -> Encoded:
@@ -227,6 +250,10 @@ class Tokenizer(ABC):
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The names of ids."""
         return list(map(self.words.__getitem__, ids))
+
+    def decoded(self, ids: Iterable[int]) -> str:
+        """The text that `decoder` gives in pieces."""
+        return "".join(map(self.decoder(), ids))
 
 
 class Numbering(ABC):

@@ -210,6 +210,7 @@ DATA_SETS = Registry(
         "text": "txl.data_utils.words:TEXT",
         "pydoc": "txl.data_utils.pydoc:PYDOC",
         "bpe": "txl.data_utils.subwords:BPE",
+        "pretrained": "txl.data_utils.pretrained:PRETRAINED",
         "bytes": "txl.data_utils.bytes:ANY_BYTES",
         "characters": "txl.data_utils.characters:CHARACTERS",
         "ids": "txl.data_utils.ids:IDS",

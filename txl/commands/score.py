@@ -22,7 +22,7 @@ from txl.commands.scoring import opened, training_text
 from txl.config import require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.documents import documents_of
-from txl.data_utils.free_text import FreeText, encode_text, has_tokens, read_text
+from txl.data_utils.free_text import FreeText, encode_after, encode_text, has_tokens, read_text
 from txl.data_utils.tokenizer import UNK, Tokenizer
 from txl.evaluation.config import EVAL, SCORE, ScoreConfig
 from txl.evaluation.reading import Reading, within
@@ -41,7 +41,7 @@ from txl.evaluation.test_time import Additions, prepared
 from txl.inference.cuda_graph import frozen
 from txl.inference.kept import Begun
 from txl.inference.reader import reading_context
-from txl.language.model import LanguageModel
+from txl.language.model import TOO_SHORT, LanguageModel
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 
@@ -103,14 +103,16 @@ def score_file(
     how: dict[str, Any] = {"running": config.tokenise}
     if not config.tokenise:
         how["advice"] = "; for running text there is --tokenise"
-    before = [vocab.eos_id]
+    begins: Sequence[int] = vocab.begins
     if begun is not None:
-        before = begun.ids
+        begins = begun.ids
+    context = ""
     if config.context is not None:
-        before += encode_text(
-            read_text(config.context, vocab), vocab, name=config.context, **how
-        ).ids
-    texts = texts_of(read_text(config.text, vocab), config, lm, how)
+        context = read_text(config.context, vocab)
+        how["of_context"] = config.context
+        if not context:
+            encode_text(context, vocab, name=config.context)  # which refuses it
+    texts = texts_of(read_text(config.text, vocab), context, begins, config, lm, how)
     require_outputs(config.json, config.per_token)
     if additions.read_training_text:
         training = training_text(lm, lm.corpus(data), ranks)
@@ -119,7 +121,8 @@ def score_file(
     counts = {}
     for name in texts[0].tokens.sizes:
         counts[name] = sum(int(one.tokens.sizes[name].sum()) for one in texts)
-    ids = [np.array(before + one.tokens.ids) for one in texts]
+    ids = [np.array([*one.before, *one.tokens.ids]) for one in texts]
+    firsts = [len(one.before) for one in texts]
     rows = []
     nats_of = []
     with lm.used_as(config) as model:
@@ -130,7 +133,7 @@ def score_file(
                 readings.append(replace(plain, predictor=added, added=additions.name))
             for reading in readings:
                 row, nats_of = row_of_texts(
-                    ids, reading, model, ranks, first=len(before), counts=counts
+                    ids, reading, model, ranks, firsts=firsts, counts=counts
                 )
                 rows.append(row)  # the tokens are those of the last row
     parts = []
@@ -160,25 +163,43 @@ def readings_of(
 
 
 class _Text(NamedTuple):
-    """A text that is read alone: its number in the file, the characters before it, its tokens."""
+    """A text that is read alone.
+
+    Attributes:
+        number: in the file.
+        begin: characters before it.
+        before: ids that are read before those that are scored.
+        tokens: that are scored.
+    """
 
     number: int
     begin: int
+    before: list[int]
     tokens: FreeText
 
 
-def texts_of(text: str, config: ScoreConfig, lm: LanguageModel, how: dict[str, Any]) -> list[_Text]:
+def texts_of(
+    text: str,
+    context: str,
+    begins: Sequence[int],
+    config: ScoreConfig,
+    lm: LanguageModel,
+    how: dict[str, Any],
+) -> list[_Text]:
     """What of the file is read alone: the file, or those of its lines or documents that have
-    tokens.
+    tokens to score.
 
     Args:
-        how: arguments of `encode_text`.
+        context: what each of them continues.
+        begins: ids that are read before it.
+        how: arguments of `encode_after`.
     Raises:
-        DataError: if there are no tokens.
+        UsageError: if there are no such tokens.
     """
-    whole = encode_text(text, lm.tokenizer, name=config.text, **how)  # the notices are of all of it
+    # the notices are of all of it
+    before, tokens = encode_after(context, text, lm.tokenizer, name=config.text, **how)
     if config.each == "file":
-        return [_Text(1, 0, whole)]
+        return [_Text(1, 0, *_scored(([*begins, *before], tokens), config.text))]
     contents = list(io.StringIO(text, newline=""))
     if config.each == "document":
         contents, rule = documents_of(text, lm.known_data.get("documents", "auto"))
@@ -188,14 +209,23 @@ def texts_of(text: str, config: ScoreConfig, lm: LanguageModel, how: dict[str, A
     texts = []
     for n, (begin, content) in enumerate(zip(begins, contents, strict=False), 1):
         if has_tokens(content, lm.tokenizer):
-            texts.append(
-                _Text(
-                    n,
-                    begin,
-                    encode_text(content, lm.tokenizer, name=config.text, **how, is_noticed=True),
-                )
+            before, tokens = encode_after(
+                context, content, lm.tokenizer, name=config.text, **how, is_noticed=True
             )
+            before = [*begins, *before]
+            if len(before) + len(tokens.ids) > 1:
+                texts.append(_Text(n, begin, *_scored((before, tokens), config.text)))
+    require(bool(texts), f"{config.text}: {TOO_SHORT}")
     return texts
+
+
+def _scored(found: tuple[list[int], FreeText], name: str) -> tuple[list[int], FreeText]:
+    """The same with at least one token before those that are scored."""
+    before, tokens = found
+    if before:
+        return found
+    require(len(tokens.ids) > 1, f"{name}: {TOO_SHORT}")
+    return tokens.ids[:1], tokens.from_token(1)
 
 
 def part_of(text: _Text, nats: Sequence[float], vocab: Tokenizer) -> Part:

@@ -36,6 +36,7 @@ class Converted:
         vocabulary: the file that the words are from; None: inside the weights, or nowhere.
         data: what an export by txl says of the text of the training, unchecked; None: nothing.
         dataset: the data set that the log beside a checkpoint of the 2019 code names, unchecked.
+        has_tokenizer: see `Found`.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Converted:
     vocabulary: Path | None = None
     data: Any = None
     dataset: str | None = None
+    has_tokenizer: bool = False
 
 
 def convert(source: Path, vocabulary: Path | None = None) -> Converted:
@@ -75,7 +77,9 @@ def _converted(kind: type[Source], place: Place, vocabulary: Path | None) -> Con
     """
     found = kind.read(place)
     beside = vocabulary
-    if beside is None and not found.words:
+    if found.has_tokenizer:
+        beside = None
+    elif beside is None and not found.words:
         for name in _VOCABULARIES:
             if (place.folder / name).is_file():
                 beside = place.folder / name
@@ -93,6 +97,7 @@ def _converted(kind: type[Source], place: Place, vocabulary: Path | None) -> Con
         beside,
         found.data,
         found.dataset,
+        found.has_tokenizer,
     )
 
 

@@ -57,6 +57,8 @@ class Found(NamedTuple):
         words: of a vocabulary inside it, in the order of the ids; empty: it holds none.
         data: what an export by txl says of the text of the training, unchecked; None: nothing.
         dataset: the data set that something beside it names, unchecked; None: nothing does.
+        has_tokenizer: its folder has a tokenizer.json, with which any text is read as it stands;
+            else it has words.
     """
 
     model: TransformerXL
@@ -66,6 +68,7 @@ class Found(NamedTuple):
     words: list[str]
     data: Any = None
     dataset: str | None = None
+    has_tokenizer: bool = False
 
 
 class Source:

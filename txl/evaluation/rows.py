@@ -195,20 +195,21 @@ def row_of_texts(
     model: TransformerXL,
     ranks: Ranks,
     *,
-    first: int,
+    firsts: Sequence[int],
     counts: Mapping[str, int],
 ) -> tuple[Row, list[Tensor]]:
-    """Score texts from token `first` on in this process, each with the memory at its beginning that
-    the predictor begins with; also the nats of each token of each text, on the CPU.
+    """Score texts in this process, each with the memory at its beginning that the predictor begins
+    with; also the nats of each token of each text that is scored, on the CPU.
 
     Args:
         texts: ids.
+        firsts: of each text, the first token to score.
         counts: words, lines, ... of these tokens; see `Score`.
     """
     start = time.perf_counter()
     peak = PeakMemory(ranks.device)
     nats_of = []
-    for ids in texts:
+    for ids, first in zip(texts, firsts, strict=True):
         nats_of.append(
             score_text(
                 model,

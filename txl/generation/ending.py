@@ -66,6 +66,10 @@ class GrowingText:
                 break
         return certain
 
+    def finish(self) -> str:
+        """The rest, where the model ends the text."""
+        return self._end(self._unfinished)
+
     def _add(self, piece: str, *, is_last: bool) -> str:
         """The same of a part of a token, in which a line ends with it or after it."""
         ending = self._ending

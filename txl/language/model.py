@@ -22,7 +22,7 @@ from txl.checkpoint import ModelUse
 from txl.config import Context, Dtype, ModelConfig, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import is_tokenised
-from txl.data_utils.free_text import decoder, encode_text
+from txl.data_utils.free_text import decoded, encode_after, encode_text
 from txl.data_utils.tokenizer import Tokenizer
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
@@ -41,6 +41,8 @@ from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
+
+TOO_SHORT = "has one token, and nothing before it to predict it from; give more text"
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,7 @@ class LanguageModel:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, in natural spelling."""
-        return "".join(map(decoder(self.tokenizer, tokenised=self.is_tokenised), ids))
+        return decoded(ids, self.tokenizer, tokenised=self.is_tokenised)
 
     def read(
         self,
@@ -281,7 +283,8 @@ class LanguageModel:
         running = self.is_tokenised if tokenise is None else tokenise
         ids = encode_text(text, self.tokenizer, name=name, running=running).ids
         if memory is None:
-            begun = beginning(self.model, self._own_context, self.tokenizer.eos_id)
+            first, *ids = [*self.tokenizer.begins, *ids]
+            begun = beginning(self.model, self._own_context, first)
             who = WhoRead.of(self.model, self.tokenizer, self.dtype)
             memory = KeptMemory(begun, who)
         else:
@@ -412,24 +415,38 @@ class LanguageModel:
 
     def score(self, text: str, context: str = "", *, memory: KeptMemory | None = None) -> TextScore:
         """The nats of each token of a text, which begins a line or continues `context`, before which
-        the text of `memory` stands. Raises `UsageError` if the text is empty.
+        the text of `memory` stands. The first token of all is not scored where the tokenizer puts
+        none before a text, see docs/pretrained.md. Raises `UsageError` if there is nothing to
+        score.
         """
+        if not self.tokenizer.prompt(context):
+            context = ""
+        running = self.is_tokenised
+        of_context, tokens = encode_after(
+            context, text, self.tokenizer, name="text", running=running
+        )
         begun = self.begun(memory)
         if begun is None:
-            begun = beginning(self.model, self._own_context, self.tokenizer.eos_id)
-        prompt = self._prompt_ids(context)
-        before = [*begun.ids, *prompt]
-        ids = self.encode(text)
+            before = [*self.tokenizer.begins, *of_context]
+        else:
+            before = [*begun.ids, *of_context]
+        ids = [*before, *tokens.ids]
+        first = max(1, len(before))
+        require(len(ids) > first, f"text: {TOO_SHORT}")
         with self.computing():
-            nll_N = score_text(
-                self.model,
-                np.array(before + ids),
-                begun.context_for(len(prompt) + len(ids)),
-                first=len(before),
-                predictor=frozen(self.model, None if memory is None else begun.memory),
-                n_again=len(begun.again),
-            )
-        return TextScore([self.tokenizer.words[i] for i in ids], nll_N.tolist())
+            if begun is None:
+                reading = self.reading_context(len(ids))
+                nll_N = score_text(self.model, np.array(ids), reading, first=first)
+            else:
+                nll_N = score_text(
+                    self.model,
+                    np.array(ids),
+                    begun.context_for(len(ids) - len(begun.ids)),
+                    first=first,
+                    predictor=frozen(self.model, begun.memory),
+                    n_again=len(begun.again),
+                )
+        return TextScore([self.tokenizer.words[i] for i in ids[first:]], nll_N.tolist())
 
     def loglikelihood(
         self, context: str, continuation: str, *, memory: KeptMemory | None = None
@@ -442,10 +459,11 @@ class LanguageModel:
         """The last layer's output for each token of a text that begins a line, (N, d_model), on the
         CPU.
         """
-        ids_1N = torch.tensor([[self.tokenizer.eos_id, *self.encode(text)]])
+        begins = self.tokenizer.begins
+        ids_1N = torch.tensor([[*begins, *self.encode(text)]])
         with self.computing():
             hidden_1ND = Reader(self.model, self.reading_context(ids_1N.shape[1]), 1).read(ids_1N)
-        return hidden_1ND[0, 1:].clone().cpu()
+        return hidden_1ND[0, len(begins) :].clone().cpu()
 
     @property
     def _own_context(self) -> Context:

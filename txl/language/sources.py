@@ -25,6 +25,7 @@ from txl.config import Context, UsageError, require
 from txl.convert import Converted, convert
 from txl.convert.kimiyoung import rates_of
 from txl.data_utils.datasets import DATA_SETS, DataConfig, kind_of_tokenizer, tokenizer_of
+from txl.data_utils.pretrained import Pretrained
 from txl.data_utils.tokenizer import EOS, Tokenizer
 from txl.data_utils.words import Vocab
 from txl.files import sha256
@@ -216,12 +217,16 @@ def read_converted(
         f"--dataset {dataset}: no such kind of text; there are {there}",
     )
     found = convert(path, vocabulary)
-    data = _data_of(found, path)
-    if dataset is None and not data and found.dataset in DATA_SETS:
-        dataset = found.dataset  # as its log says
-    tokenizer = _checked_tokenizer(found, path, data.get("dataset"), dataset)
-    if dataset is not None and not data:
-        data = {**DATA_SETS[dataset].as_in_2019, "dataset": dataset}
+    if found.has_tokenizer:
+        tokenizer = _own_tokenizer(found, path, vocabulary, dataset)
+        data = {"dataset": "pretrained"}
+    else:
+        data = _data_of(found, path)
+        if dataset is None and not data and found.dataset in DATA_SETS:
+            dataset = found.dataset  # as its log says
+        tokenizer = _checked_tokenizer(found, path, data.get("dataset"), dataset)
+        if dataset is not None and not data:
+            data = {**DATA_SETS[dataset].as_in_2019, "dataset": dataset}
     model = found.model
     dtype = next(found.model.parameters()).dtype
     # as the checkpoint of a run with these weights is read
@@ -232,6 +237,19 @@ def read_converted(
     record = {"converted_from": {"kind": found.kind, "source": path.name}, "data": data}
     origin = Origin(found.kind, path, None, found.tensors, dtype, partial(sha256, found.weights))
     return Contents(model, found.context, tokenizer, record, origin)
+
+
+def _own_tokenizer(
+    converted: Converted, source: Path, vocabulary: Path | None, dataset: str | None
+) -> Pretrained:
+    """The tokenizer in the folder of a pretrained model. Raises `UsageError` if there is none, or
+    another is asked for.
+    """
+    own = f"{source} has a tokenizer of its own; leave the flag out"
+    require(vocabulary is None, f"--vocabulary {vocabulary}: {own}")
+    is_same = dataset is None or kind_of_tokenizer(dataset) is Pretrained
+    require(is_same, f"--dataset {dataset}: {own}")
+    return Pretrained.of_folder(source, converted.model.config.n_token)
 
 
 def _data_of(converted: Converted, source: Path) -> dict[str, Any]:

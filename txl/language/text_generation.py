@@ -18,10 +18,13 @@ from txl.model.transformer import TransformerXL
 @dataclass(frozen=True, kw_only=True)
 class TextGenerator:
     """A model with its words, and how it continues prompts, which are lists of ids. A text begins
-    after the token that ends a line, as in `LanguageModel.score`: an empty prompt begins a line.
-    With `begun` it goes on with what was read before.
+    after the tokens that the tokenizer says, mostly the one that ends a line, as in
+    `LanguageModel.score`: an empty prompt begins a line. It ends before a token with which the
+    tokenizer ends texts, if it has any. With `begun` it goes on with what was read before.
 
     Attributes:
+        is_chat: prompts are laid out by a chat template: they have what texts begin with, and the
+            end of a turn ends a text too.
         tokenised: see `txl.data_utils.free_text.decoder`.
         seed: of the first prompt; the next has the next seed. None: PyTorch's global generator.
         allow_unknown: `<unk>` may be sampled.
@@ -45,23 +48,36 @@ class TextGenerator:
     num_beams: int = 1
     length_penalty: float = 1.0
     begun: Begun | None = None
+    is_chat: bool = False
 
-    @property
-    def last_before(self) -> int:
-        """The token before a prompt."""
-        if self.begun is None:
-            return self.tokenizer.eos_id
-        return self.begun.since[-1]
+    def before(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that are read before a prompt: at least one where that is empty."""
+        if self.begun is not None:
+            return (self.begun.since[-1],)
+        begins = self.tokenizer.begins
+        if self.is_chat:
+            begins = ()
+        if not begins and not prompt:
+            return (self.tokenizer.bos_id,)
+        return begins
 
     def line_before(self, prompt: Sequence[int] = ()) -> str:
         """The last line of the text with a prompt, as far as it is not remembered only."""
         spell = decoder(self.tokenizer, tokenised=self.tokenised)
+        begins = self.before(prompt)
         pieces = []
-        for token in (*unread_before(self.begun), self.last_before, *prompt):
+        for token in (*unread_before(self.begun), *begins, *prompt):
             pieces.append(spell(token))
-        if self.begun is None:  # the text of the token that ends a line is no part of it
-            del pieces[0]
+        if self.begun is None:  # the text of what it begins with is no part of it
+            del pieces[: len(begins)]
         return "".join(pieces).rpartition("\n")[2]
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens before which a text ends."""
+        if self.is_chat:
+            return self.tokenizer.stop_ids | {self.tokenizer.eos_id}
+        return self.tokenizer.stop_ids
 
     @property
     def banned(self) -> list[int]:
@@ -90,7 +106,7 @@ class TextGenerator:
         texts = [""] * len(prompts)
         done = [False] * len(prompts)
         n_yielded = 0
-        lengths = [1 + len(prompt) for prompt in prompts]
+        lengths = [len(self.before(prompt)) + len(prompt) for prompt in prompts]
         for group in side_by_side(lengths, batch_size=batch_size):
             for row, piece in self._pieces([prompts[index] for index in group], group):
                 texts[group[row]] += piece
@@ -101,25 +117,36 @@ class TextGenerator:
                 n_yielded += 1
 
     def _context_for(self, prompts: Sequence[Sequence[int]]) -> Context:
-        longest = max(map(len, prompts)) + 1 + 2 * self.ending.length
+        longest = 2 * self.ending.length
+        longest += max(len(self.before(prompt)) + len(prompt) for prompt in prompts)
         if self.begun is not None:
             return self.begun.context_for(longest)
         return context_of_text(self.model.config, self.context, longest)
 
     def _most_likely(self, prompt: Sequence[int]) -> str:
+        begins = self.before(prompt)
+        stop_ids = self.stop_ids
+        is_by_length = self.ending.is_by_length and not stop_ids
+
         def written(ids: Sequence[int]) -> tuple[str, bool]:
             spell = decoder(self.tokenizer, tokenised=self.tokenised)
             for token in before:
                 spell(token)
             text = GrowingText(self.ending, line)
-            return "".join(text.add(spell(token)) for token in ids), text.has_ended
+            pieces = []
+            for token in ids:
+                if token in stop_ids:
+                    pieces.append(text.finish())
+                    break
+                pieces.append(text.add(spell(token)))
+            return "".join(pieces), text.has_ended
 
-        before = [*unread_before(self.begun), self.last_before, *prompt]
+        before = [*unread_before(self.begun), *begins, *prompt]
         line = self.line_before(prompt)
 
         found = beam_search(
             self.model,
-            [self.last_before, *prompt],
+            [*begins, *prompt],
             self._context_for([prompt]),
             num_beams=self.num_beams,
             length=self.ending.longest,
@@ -127,7 +154,7 @@ class TextGenerator:
             banned=self.banned,
             no_repeat_ngram_size=self.no_repeat_ngram_size,
             begun=self.begun,
-            **{} if self.ending.is_by_length else {"has_ended": lambda ids: written(ids)[1]},
+            **{} if is_by_length else {"has_ended": lambda ids: written(ids)[1]},
         )
         return written(found[0].ids)[0]
 
@@ -149,14 +176,15 @@ class Session:
 
     def __init__(self, how: TextGenerator, seeds: Sequence[int] = (0,)) -> None:
         tokenizer = how.tokenizer
-        self._ending = how.ending
-        self._first = how.last_before
+        self._how = how
         self._decoders = [decoder(tokenizer, tokenised=how.tokenised) for _ in seeds]
         for spell in self._decoders:
             for token in unread_before(how.begun):
                 spell(token)
         self._lines = [how.line_before()] * len(seeds)  # the last of each text
         self._is_empty = [True] * len(seeds)
+        self.written: list[list[int]] = [[] for _ in seeds]
+        """The ids of each text that `write` has added last, one that ended it too."""
         self._rows = Rows(
             how.model,
             how.context,
@@ -168,13 +196,13 @@ class Session:
         )
 
     def read(self, row: int, prompt: Sequence[int]) -> None:
-        """Add a prompt to the end of a text, which begins after the token that ends a line, or what
-        was read before.
-        """
+        """Add a prompt to the end of a text, which begins as `TextGenerator` says."""
         if self._is_empty[row]:
             self._is_empty[row] = False
-            self._rows.add(row, [self._first])
-            self._decoders[row](self._first)  # its text is no part of the row's
+            begins = self._how.before(prompt)
+            self._rows.add(row, begins)
+            for token in begins:
+                self._decoders[row](token)  # its text is no part of the row's
         self._rows.add(row, prompt)
         for token in prompt:
             piece = self._decoders[row](token)
@@ -186,15 +214,20 @@ class Session:
         A session of one text may go on after that.
         """
         texts = []
+        self.written = [[] for _ in self._lines]
         for line in self._lines:
-            texts.append(GrowingText(self._ending, line))
+            texts.append(GrowingText(self._how.ending, line))
         finished = self._rows.is_finished
         finished[:] = [False] * len(texts)
         while not all(finished):
             for row, token in enumerate(self._rows.step()):
                 if token is None:
                     continue
-                piece = self._decoders[row](token)
-                if certain := texts[row].add(piece):
+                self.written[row].append(token)
+                if token in self._how.stop_ids:
+                    certain = texts[row].finish()
+                else:
+                    certain = texts[row].add(self._decoders[row](token))
+                if certain:
                     yield row, certain
                 finished[row], self._lines[row] = texts[row].has_ended, texts[row].line

@@ -1,0 +1,410 @@
+"""The tokenizer of a pretrained model: of a folder of Hugging Face, with its special tokens."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from txl.files import typed_content
+
+from .any_files import AnyFiles
+from .datasets import DataSet
+from .documents import Piece, pieces_in
+from .formats import has_rows
+from .raw_text import DataError, reading, text_of
+from .subwords import Subwords
+from .texts import Texts
+from .tokenizer import MEASURES, Batch, Block, Encoded, escaped, sizes_of
+
+_TOKENIZER = "tokenizer.json"
+_CONFIG = "tokenizer_config.json"
+_OURS = "txl"
+"""A field of tokenizer_config.json, for what transformers keeps in other files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Special:
+    """What a model's folder says of its special tokens.
+
+    Attributes:
+        n_token: rows of the model's table; those after the last token have no name.
+        bos_id: what begins a text; None: nothing is named so.
+        eos_id: what ends a text, or a turn of a chat; None: nothing is named so.
+        stop_ids: what ends a generated text.
+        chat_template: Jinja2 that lays out a chat.
+    """
+
+    n_token: int
+    bos_id: int | None = None
+    eos_id: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    chat_template: str | None = None
+
+
+class Pretrained(Subwords):
+    """The tokens of a tokenizer.json as transformers reads it: special tokens are recognised in a
+    text, white space and line ends stay, nothing is added or cut. Raises `ValueError` if `content`
+    is no tokenizer.json, or has more tokens than the model.
+    """
+
+    keeps_line_ends = True
+    by_file = True
+    encodes_in_one = True
+    recognises_special = True
+
+    def __init__(self, content: str, special: Special) -> None:
+        super().__init__(content)
+        n_token = len(self.words)
+        if n_token > special.n_token:
+            raise ValueError(f"has {n_token} tokens, and the model {special.n_token}")
+        for i in range(n_token, special.n_token):
+            self.index[f"<no token {i}>"] = i
+            self.words.append(f"<no token {i}>")
+        if len(self.index) != len(self.words):
+            raise ValueError("a token is in the vocabulary twice")
+        named = {special.bos_id, special.eos_id, *special.stop_ids} - {None}
+        if not all(0 <= i < special.n_token for i in named):
+            raise ValueError("a special token is none of the vocabulary")
+        self.special = special
+        self.end_id = None
+        self._begins = tuple(self.encoder.begins())
+
+    @classmethod
+    def of_folder(cls, folder: Path, n_token: int) -> "Pretrained":
+        """The tokenizer in a folder of Hugging Face. Raises `DataError` if there is none, or it is
+        damaged.
+
+        Args:
+            n_token: rows of the model's table.
+        """
+        path = folder / _TOKENIZER
+        if not path.is_file():
+            what = "has no tokenizer.json, with which the model's text is read"
+            raise DataError(f"{folder}: {what}; bring one, or have transformers write it")
+        with reading(path):
+            content = typed_content(path)
+        try:
+            text = content.decode()
+            ids = _ids_of(text)
+            return cls(text, _special_in(folder, ids, n_token))
+        except DataError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(
+                f"{path}: no tokenizer of the model ({why}); use another copy"
+            ) from None
+
+    @classmethod
+    def from_files(cls, read: Callable[[str], str]) -> Self:
+        content = read(_TOKENIZER)
+        try:
+            own = json.loads(read(_CONFIG))[_OURS]
+            stop_ids = tuple(map(int, own.pop("stop_ids")))
+            return cls(content, Special(**own, stop_ids=stop_ids))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{_CONFIG}: {error!r}") from None
+
+    def files(self) -> dict[str, str]:
+        """Those that transformers reads, and the names of the tokens."""
+        special = self.special
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        for name, i in (("bos_token", special.bos_id), ("eos_token", special.eos_id)):
+            if i is not None:
+                config[name] = self.words[i]
+        if special.chat_template is not None:
+            config["chat_template"] = special.chat_template
+        config["clean_up_tokenization_spaces"] = False
+        config[_OURS] = {**vars(special), "stop_ids": list(special.stop_ids)}
+        return {
+            "vocab.txt": escaped(self.words),
+            _TOKENIZER: self.content,
+            _CONFIG: json.dumps(config, indent=1),
+        }
+
+    @property
+    def eos_id(self) -> int:
+        """What ends a text, else the first token."""
+        if self.special.eos_id is not None:
+            return self.special.eos_id
+        return next(iter(self.special.stop_ids), 0)
+
+    @property
+    def bos_id(self) -> int:
+        if self.special.bos_id is not None:
+            return self.special.bos_id
+        return self.eos_id
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """What the tokenizer's post-processor puts before a text; most of them nothing."""
+        return self._begins
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return frozenset(self.special.stop_ids)
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.special.chat_template
+
+    def special_in(self, text: str) -> dict[str, int]:
+        """None is read as text."""
+        return {}
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        return self.encoder.decode(ids)
+
+    def decoded(self, ids: Iterable[int]) -> str:
+        """As the library decodes them, half a character at the end too."""
+        return self.encoder.decode(list(ids))
+
+    def encode(self, text: str) -> Encoded:
+        parts = InOnePiece(self.encoder.encode).add(text, is_last=True)
+        ids = [np.zeros(0, dtype=np.uint32), *(part.ids for part in parts)]
+        begins = np.cumsum([0, *(part.n_character for part in parts)])
+        ends = [np.zeros(0, dtype=np.int64)]
+        for begin, part in zip(begins, parts, strict=False):
+            ends.append(begin + part.ends)
+        return Encoded(np.concatenate(ids), np.concatenate(ends))
+
+    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
+        pieces: dict[str, InOnePiece] = {}
+        for batch in batches:
+            piece = pieces.setdefault(batch.split, InOnePiece(self.encoder.encode))
+            yield _block(batch, piece)
+
+
+class Part(NamedTuple):
+    """Tokens of a text, in order.
+
+    Attributes:
+        ids: (N,).
+        ends: characters of the part up to the end of each, (N,).
+        sizes: see `sizes_of`, (N, 4).
+        n_character: in the part.
+    """
+
+    ids: np.ndarray
+    ends: np.ndarray
+    sizes: np.ndarray
+    n_character: int
+
+
+_WINDOW = 1 << 20
+"""Characters that are encoded at a time."""
+_OVERLAP = 1 << 12
+"""Characters that two windows share. What stands so far away has no say in how a text is cut into
+tokens."""
+_AGREEING = 16
+"""Tokens before the border of two windows that must be the same in both."""
+
+
+class InOnePiece:
+    """Encodes texts that come in parts, each as if it came in one piece.
+
+    A text of more than `_WINDOW` characters is encoded in windows that overlap. They are joined at
+    the end of a token of both, before which their tokens agree.
+
+    Args:
+        encode: see `Encoder.encode`.
+    """
+
+    def __init__(self, encode: Callable[[Sequence[str], bool], Any]) -> None:
+        self._encode = encode
+        self._text = ""
+        self._n_done = 0
+        self._before = np.zeros(0, dtype=np.uint32)  # the last tokens up to there
+
+    def add(self, text: str, *, is_last: bool) -> list[Part]:
+        """The tokens that are certain when a text goes on with this, all if it ends with it."""
+        self._text += text
+        parts: list[Part] = []
+        while len(self._text) - self._n_done > _WINDOW + _OVERLAP:
+            parts.append(self._window(self._text[: self._n_done + _WINDOW + _OVERLAP]))
+        if is_last:
+            if self._text:
+                parts.append(self._taken(self._text, len(self._text)))
+            self._text = ""
+            self._n_done = 0
+            self._before = self._before[:0]
+        return parts
+
+    def _window(self, window: str) -> Part:
+        """The tokens that end well before the end of a window."""
+        part = self._taken(window, len(window) - _OVERLAP)
+        n_done = self._n_done + part.n_character
+        n_dropped = max(0, n_done - _OVERLAP)
+        self._text = self._text[n_dropped:]
+        self._n_done = n_done - n_dropped
+        self._before = np.concatenate([self._before, part.ids])[-_AGREEING:]
+        return part
+
+    def _taken(self, window: str, limit: int) -> Part:
+        """The new tokens of a window up to the last that ends within a limit."""
+        (encoded,) = self._encode([window], True)
+        ends = np.maximum.accumulate(encoded.ends)
+        is_new = ends > self._n_done
+        if self._n_done:
+            before = encoded.ids[~is_new][-len(self._before) :]
+            is_border = self._n_done in ends
+            if not is_border or not np.array_equal(before, self._before):
+                raise DataError(
+                    "tokenizer.json: a text of more than a megabyte cannot be encoded in parts, as"
+                    " tokens depend on what stands far from them; give it in shorter files"
+                )
+        within = is_new & (ends <= limit)
+        end = limit
+        if limit < len(window):
+            if not within.any():
+                raise DataError(
+                    "tokenizer.json: a token is longer than a megabyte; give another text"
+                )
+            end = int(ends[within][-1])
+        begin = self._n_done
+        sizes = sizes_of(window, ends)[within]
+        return Part(encoded.ids[within], ends[within] - begin, sizes, end - begin)
+
+
+def _block(batch: Batch, piece: InOnePiece) -> Block:
+    """The tokens of a batch that are certain; `piece` holds those of a document that goes on."""
+    text_of(batch.content)  # its errors name a place in the whole
+    parts: list[Part] = []
+    ends = []
+    begin = 0
+    for end in batch.ends:
+        parts += piece.add(batch.content[begin:end].decode(), is_last=True)
+        ends.append(sum(len(part.ids) for part in parts))
+        begin = end
+    parts += piece.add(batch.content[begin:].decode(), is_last=False)
+    ids = [np.zeros(0, dtype=np.uint32), *(part.ids for part in parts)]
+    block = Block(np.concatenate(ids), np.array(ends, dtype=np.int64))
+    if batch.measured:
+        none = np.zeros((0, len(MEASURES)), dtype=np.uint32)
+        block = block._replace(sizes=np.concatenate([none, *(part.sizes for part in parts)]))
+    return block
+
+
+def _ids_of(content: str) -> dict[str, int]:
+    """The ids of the tokens of a tokenizer.json. Raises `ValueError`, `TypeError` or `KeyError` if
+    it is damaged."""
+    parts = json.loads(content)
+    of_model = parts["model"]["vocab"]
+    ids = {}
+    if isinstance(of_model, dict):
+        ids = dict(of_model)
+    for token in parts.get("added_tokens") or ():
+        ids[token["content"]] = token["id"]
+    return ids
+
+
+def _special_in(folder: Path, ids: dict[str, int], n_token: int) -> Special:
+    """What the files of a folder say of special tokens. Raises `DataError` if one is damaged."""
+    of_tokenizer = _read(folder / _CONFIG)
+    of_model = _read(folder / "config.json")
+    of_generation = _read(folder / "generation_config.json")
+    bos_id = _id_named(of_tokenizer.get("bos_token"), ids)
+    if bos_id is None and "bos_token" not in of_tokenizer:
+        bos_id = next(iter(_as_ids(of_model.get("bos_token_id"))), None)
+    eos_id = _id_named(of_tokenizer.get("eos_token"), ids)
+    stop_ids: list[int] = []
+    for settings in (of_generation, of_model):
+        stop_ids = stop_ids or _as_ids(settings.get("eos_token_id"))
+    if eos_id is None:
+        eos_id = next(iter(stop_ids), None)
+    elif not stop_ids:
+        stop_ids = [eos_id]
+    return Special(
+        n_token=n_token,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        stop_ids=tuple(stop_ids),
+        chat_template=_chat_template(folder, of_tokenizer),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON; empty if there is no file."""
+    if not path.is_file():
+        return {}
+    with reading(path):
+        try:
+            content = json.loads(typed_content(path).decode())
+        except (ValueError, RecursionError):
+            content = None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: no object of JSON; use another copy")
+    return content
+
+
+def _id_named(token: Any, ids: dict[str, int]) -> int | None:
+    """The id of a token of tokenizer_config.json, a name or an object with one."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    if isinstance(token, str):
+        return ids.get(token)
+    return None
+
+
+def _as_ids(value: Any) -> list[int]:
+    """The ids of a field that may hold one, several or none."""
+    if not isinstance(value, list):
+        value = [value]
+    return [i for i in value if type(i) is int]
+
+
+def _chat_template(folder: Path, of_tokenizer: dict[str, Any]) -> str | None:
+    """The template in a file of its own, else the one in tokenizer_config.json; of several the one
+    named default."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        with reading(path):
+            return typed_content(path).decode()
+    template = of_tokenizer.get("chat_template")
+    if isinstance(template, list):
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        template = named.get("default")
+    if isinstance(template, str):
+        return template
+    return None
+
+
+class AsItStands(AnyFiles):
+    """Any files, as they are. A file is a document, unless it has rows, or valid and test are to be
+    split off it, or --documents says otherwise. No line end is added at the end of a file; rows
+    have one each."""
+
+    def defines_vocabulary(self, counted: Sequence[str]) -> bool:
+        """The model does."""
+        return False
+
+    def auto_rule(self, files: list[Path]) -> tuple[str, str]:
+        rule, why = super().auto_rule(files)
+        if self.dealt or any(map(has_rows, files)):
+            return rule, why
+        return "file", "a file is read in one piece"
+
+    def pieces_in(self, path: Path) -> Iterator[Piece]:
+        return pieces_in(path, self.rule, self.config.text_field, adds_line_end=False)
+
+
+def _given(texts: Texts) -> Pretrained:
+    """The tokenizer in the folder of the file that --tokenizer names."""
+    if texts.config.tokenizer is None:
+        raise DataError(
+            "--dataset pretrained: reads text in the tokens of a model; name its tokenizer.json with"
+            " --tokenizer"
+        )
+    path = Path(texts.config.tokenizer)
+    if path.name != _TOKENIZER:
+        raise DataError(f"--tokenizer {path}: name the tokenizer.json in the folder of a model")
+    n_token = _read(path.with_name("config.json")).get("vocab_size")
+    if type(n_token) is not int:
+        n_token = len(Subwords.read(path))
+    return Pretrained.of_folder(path.parent, n_token)
+
+
+PRETRAINED = DataSet(AsItStands, Pretrained, known=_given)

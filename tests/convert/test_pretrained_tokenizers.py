@@ -1,0 +1,153 @@
+"""A model with the tokenizer of its folder: what is encoded, scored, generated and evaluated are its ids as they
+stand."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import txl
+from tests.cli.conftest import call, entry_points
+from tests.convert.toy_source import N_TOKEN, Toy
+from tests.data.tokenizer_files import TEXT, write_folder
+from txl.config import UsageError
+from txl.evaluation.score import score_text
+from txl.language.model import LanguageModel
+from txl.registry import SOURCES
+
+pytest.importorskip("tokenizers")
+__all__ = ["call", "entry_points"]
+PIECE = "The first of 2,048 tokens\n\n isn't the end.\n"
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    SOURCES["toy"] = Toy
+    yield
+    del SOURCES["toy"]
+
+
+def opened(kind: str, **settings: Any) -> tuple[LanguageModel, Any]:
+    """A model in the folder `model`, and the library's tokenizer of it."""
+    theirs = write_folder(Path("model"), kind, **settings)
+    Path("model/toy").write_text("")
+    return txl.load("model"), theirs
+
+
+def ids_of(theirs: Any, text: str) -> list[int]:
+    return theirs.encode(text, add_special_tokens=False).ids
+
+
+def nats_of(lm: LanguageModel, ids: list[int], first: int) -> list[float]:
+    return score_text(lm.model, ids, lm.reading_context(len(ids)), first=first).tolist()
+
+
+@pytest.mark.parametrize("kind", ["smollm", "llama_2", "llama_3"])
+def test_a_text_is_scored_as_it_stands(kind: str) -> None:
+    """After what the post-processor puts before it; where that is nothing, from its second token on."""
+    lm, theirs = opened(kind)
+    ids = ids_of(theirs, PIECE)
+    assert lm.encode(PIECE) == ids
+    assert len(lm.tokenizer) == N_TOKEN
+    begins = theirs.encode(PIECE).ids[: -len(ids)]
+    assert len(begins) == (0 if kind == "smollm" else 1)
+    score = lm.score(PIECE)
+    first = max(1, len(begins))
+    assert score.nats == pytest.approx(nats_of(lm, [*begins, *ids], first), rel=1e-5)
+    assert score.tokens == [lm.tokenizer.words[i] for i in [*begins, *ids][first:]]
+    assert lm.hidden_states(PIECE).shape == (len(ids), 16)
+
+
+@pytest.mark.parametrize("kind", ["smollm", "llama_2"])
+def test_a_continuation_is_encoded_with_what_it_continues(kind: str) -> None:
+    lm, theirs = opened(kind)
+    context, text = "the end of", " the text\n"
+    whole = ids_of(theirs, context + text)
+    before = [*lm.tokenizer.begins, *ids_of(theirs, context)]
+    ids = [*lm.tokenizer.begins, *whole]
+    score = lm.score(text, context)
+    assert score.nats == pytest.approx(nats_of(lm, ids, len(before)), rel=1e-5)
+    assert score.tokens == [lm.tokenizer.words[i] for i in ids[len(before) :]]
+
+
+def test_one_token_with_nothing_before_it_is_refused() -> None:
+    lm, _ = opened("smollm")
+    with pytest.raises(UsageError, match="one token, and nothing before it"):
+        lm.score("t")
+    assert len(lm.score("1", "a").nats) == 1
+
+
+def test_a_generated_text_ends_before_the_token_for_that() -> None:
+    lm, theirs = opened("smollm", eos_token="<|im_end|>")
+    assert lm.generate("the end", length=30, seed=1) != ""
+    name = "\u0120the"  # in the spelling of bytes
+    likely = lm.tokenizer.index[name]
+    with torch.no_grad():
+        lm.model.softmax.biases[0][likely] += 100.0
+    assert lm.generate("the end", length=4, temperature=0) == " the" * 4
+    ends = {"eos_token_id": [likely, 3]}
+    Path("model/generation_config.json").write_text(json.dumps(ends))
+    other = txl.load("model")
+    with torch.no_grad():
+        other.model.softmax.biases[0][likely] += 100.0
+    assert other.generate("the end", length=4, temperature=0) == ""
+    assert other.generate(["the end", "a"], length=4, temperature=0) == ["", ""]
+    assert other.generate("the end", length=4, num_beams=2) == ""
+    assert ids_of(theirs, "<|im_end|>") == [3]
+
+
+def test_an_empty_prompt_begins_after_the_token_for_that() -> None:
+    lm, _ = opened("smollm", bos_token="<|begin|>")
+    same = {"length": 20, "seed": 3}
+    assert lm.generate("", **same) == lm.generate("<|begin|>", **same)
+    assert lm.generate("", **same) != lm.generate("<|im_start|>", **same)
+
+
+def test_programs_read_the_ids_as_they_stand(call: Callable[..., Any]) -> None:
+    lm, theirs = opened("smollm")
+    folder = Path("text")
+    folder.mkdir()
+    (folder / "test.txt").write_bytes(TEXT.encode())
+    (folder / "valid.txt").write_bytes(PIECE.encode())
+    ids = ids_of(theirs, TEXT)
+    expected = sum(nats_of(lm, ids, 1))
+    done = call("eval", *"--work_dir model --data text --split test --json out.json".split())
+    assert done.status == 0, done
+    (row,) = json.loads(Path("out.json").read_text())["rows"]
+    assert row["tokens"] == len(ids) - 1
+    done = call("eval", *"--work_dir model --text text/test.txt --per_token out.json".split())
+    assert done.status == 0, done
+    tokens = json.loads(Path("out.json").read_text())["tokens"]
+    assert [token["id"] for token in tokens] == ids[1:]
+    assert "".join(token["surface"] for token in tokens) == TEXT.removeprefix("The")
+    assert math.fsum(token["nats"] for token in tokens) == pytest.approx(expected, rel=1e-4)
+    Path("lines.txt").write_text("1\n\nthe end\n1")
+    done = call("eval", *"--work_dir model --text lines.txt --each line --per_token o.json".split())
+    assert done.status == 0, done
+    tokens = json.loads(Path("o.json").read_text())["tokens"]
+    assert {token["line"] for token in tokens} == {1, 3}
+
+
+def test_flags_that_name_another_tokenizer_are_refused(call: Callable[..., Any]) -> None:
+    opened("smollm")
+    for flags in ("--vocabulary words.txt", "--dataset text"):
+        done = call("generate", *f"--work_dir model --prompt a {flags}".split())
+        assert done.status == 2
+        assert "has a tokenizer of its own; leave the flag out" in done.complaints[0]
+
+
+def test_a_run_that_is_written_reads_as_the_folder_did() -> None:
+    lm, _ = opened("llama_3", eos_token="<|end|>", bos_token="<|begin|>", chat_template="x")
+    lm.write("run")
+    again = txl.load("run")
+    assert again.encode(PIECE) == lm.encode(PIECE)
+    assert again.tokenizer.begins == lm.tokenizer.begins
+    assert again.tokenizer.stop_ids == lm.tokenizer.stop_ids == {1}
+    assert again.tokenizer.chat_template == "x"
+    np.testing.assert_allclose(again.score(PIECE).nats, lm.score(PIECE).nats, rtol=1e-6)
