@@ -1,6 +1,7 @@
 """A model with the tokenizer of its folder: what is encoded, scored, generated and evaluated are its ids as they
 stand."""
 
+import io
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from tests.convert.toy_source import N_TOKEN, Toy
 from tests.data.tokenizer_files import TEXT, write_folder
 from txl.config import UsageError
 from txl.evaluation.score import score_text
+from txl.language.chat import Chat
 from txl.language.model import LanguageModel
 from txl.registry import SOURCES
 
@@ -151,3 +153,132 @@ def test_a_run_that_is_written_reads_as_the_folder_did() -> None:
     assert again.tokenizer.stop_ids == lm.tokenizer.stop_ids == {1}
     assert again.tokenizer.chat_template == "x"
     np.testing.assert_allclose(again.score(PIECE).nats, lm.score(PIECE).nats, rtol=1e-6)
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{{ '<|im_start|>assistant\n' }}"
+)
+
+
+def talking(**settings: Any) -> tuple[LanguageModel, Any]:
+    given: dict[str, Any] = {"eos_token": "<|im_end|>", "chat_template": CHATML}
+    return opened("smollm", **given | settings)
+
+
+def laid_out(*said: tuple[str, str]) -> str:
+    lines = [f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in said]
+    return "".join(lines) + "<|im_start|>assistant\n"
+
+
+def test_an_answer_continues_the_text_of_the_template() -> None:
+    lm, _ = talking()
+    message = {"role": "user", "content": "the end"}
+    answer = lm.chat([message], length=12, seed=2)
+    assert answer == lm.generate(laid_out(("user", "the end")), length=12, seed=2)
+    lm, _ = opened("llama_3", eos_token="<|im_end|>", chat_template="<|begin|>{{ CHAT }}a")
+    answer = lm.chat([message], length=12, seed=2)
+    assert answer == lm.generate("a", length=12, seed=2), "the template has what texts begin with"
+
+
+def test_an_answer_ends_with_the_turn() -> None:
+    """Also where texts end with another token."""
+    talking()
+    Path("model/generation_config.json").write_text('{"eos_token_id": 1}')
+    lm = txl.load("model")
+    with torch.no_grad():
+        lm.model.softmax.biases[0][3] += 1000.0
+    assert lm.chat([{"role": "user", "content": "a"}], length=5) == ""
+    assert lm.generate("a", length=2) == "<|im_end|>" * 2
+
+
+def test_a_model_without_a_template_has_no_chat(call: Callable[..., Any]) -> None:
+    lm, _ = opened("smollm")
+    with pytest.raises(UsageError, match="no chat template"):
+        lm.chat([{"role": "user", "content": "a"}])
+    done = call("generate", *"--work_dir model --interactive --system a".split())
+    assert (done.status, len(done.complaints)) == (2, 1)
+    assert "--system: the model's tokenizer has no chat template" in done.err
+
+
+class Talk:
+    """A chat whose model says what a test wants."""
+
+    def __init__(self, lm: LanguageModel, length: int, **settings: Any) -> None:
+        how = lm._generator(length=length, temperature=0, **settings)
+        self.chat = Chat(how)
+        self.read: list[list[int]] = []
+        self.n_session = 1
+
+    def answer(self, text: str) -> str:
+        before = self.chat._session
+        said = "".join(self.chat.answer(text))
+        self.n_session += self.chat._session is not before
+        return said
+
+
+def test_turns_are_read_once_and_as_the_template_lays_them_out() -> None:
+    lm, theirs = talking()
+    with torch.no_grad():  # a greedy text of whole tokens, so that its text has the same tokens
+        lm.model.softmax.biases[0][lm.tokenizer.index["\u0120the"]] += 1000.0
+    talk = Talk(lm, length=3)
+    assert talk.answer("a") == " the the the"
+    assert talk.answer("b") == " the the the"
+    messages = [("user", "a"), ("assistant", " the the the"), ("user", "b")]
+    assert talk.n_session == 1
+    assert talk.chat._read[:-3] == ids_of(theirs, laid_out(*messages))
+    assert [tuple(m.values()) for m in talk.chat.messages[:3]] == messages
+
+
+def test_turns_that_the_template_lays_out_anew_are_read_again() -> None:
+    lm, theirs = talking(chat_template=CHATML.replace("m.content +", "m.content[:3] +"))
+    with torch.no_grad():
+        lm.model.softmax.biases[0][lm.tokenizer.index["\u0120the"]] += 1000.0
+    talk = Talk(lm, length=3)
+    talk.answer("a")
+    talk.answer("b")
+    assert talk.n_session == 2
+    messages = [("user", "a"), ("assistant", " th"), ("user", "b")]
+    assert talk.chat._read[:-3] == ids_of(theirs, laid_out(*messages))
+
+
+def test_an_answer_that_was_cut_goes_on() -> None:
+    lm, _ = talking()
+    with torch.no_grad():
+        lm.model.softmax.biases[0][lm.tokenizer.index["\u0120the"]] += 1000.0
+    talk = Talk(lm, length=2)
+    assert list(talk.chat.go_on()) == []
+    talk.answer("a")
+    assert "".join(talk.chat.go_on()) == " the the"
+    assert talk.chat.messages[-1]["content"] == " the" * 4
+    with torch.no_grad():
+        lm.model.softmax.biases[0][3] += 5000.0
+    assert talk.answer("b") == ""
+    assert list(talk.chat.go_on()) == []
+
+
+def test_lines_of_a_terminal_are_turns(
+    call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, _ = talking()
+    flags = "--work_dir model --interactive --length 4 --seed 3".split()
+
+    def said(*more: str) -> str:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\nb\n")))
+        done = call("generate", *flags, *more)
+        assert done.status == 0, done
+        return done.out
+
+    plain = said("--no_chat")
+    assert said() != plain
+    assert said("--system", "x") != said()
+    first = lm.chat([{"role": "user", "content": "a"}], length=4, seed=3)
+    assert said().startswith(first)
+    assert said("--prompt", "a").startswith(f"a\n{first}\n")
+
+
+def test_what_is_said_first_needs_a_chat(call: Callable[..., Any]) -> None:
+    talking()
+    done = call("generate", *"--work_dir model --interactive --no_chat --system a".split())
+    assert (done.status, len(done.complaints)) == (2, 1)
+    assert "--system: is said in a chat only; leave --no_chat out" in done.err

@@ -13,6 +13,7 @@ from txl.config import UsageError, build, require
 from txl.data_utils.free_text import decoder, encode_text, read_text, read_turns
 from txl.data_utils.tokenizer import Tokenizer
 from txl.generation.config import GENERATE, LONGEST_SESSION, GenerateConfig
+from txl.language.chat import Chat
 from txl.language.model import LanguageModel
 from txl.language.text_generation import Session, TextGenerator
 from txl.runtime.resources import require_room
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
             begun=begun,
         )
         if config.interactive:
-            converse(generator, *prompts[0], tokenised=tokenised)
+            take_turns(generator, config, *prompts[0], tokenised=tokenised)
             return
         shown = []
         for text, ids in prompts:
@@ -124,6 +125,43 @@ def say(prompt: str, pieces: Iterator[str] | Sequence[str]) -> None:
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
+
+
+def take_turns(
+    how: TextGenerator, config: GenerateConfig, prompt: str, ids: Sequence[int], *, tokenised: bool
+) -> None:
+    """Answer messages, if the tokenizer has a chat template, else continue lines. Raises
+    `UsageError` if --system cannot be said.
+    """
+    has_template = how.tokenizer.chat_template is not None
+    require(
+        has_template or config.system is None,
+        "--system: the model's tokenizer has no chat template; give it as --prompt",
+    )
+    if has_template and not config.no_chat:
+        chat(Chat(how, config.system or ""), prompt)
+    else:
+        require(config.system is None, "--system: is said in a chat only; leave --no_chat out")
+        converse(how, prompt, ids, tokenised=tokenised)
+
+
+def chat(talk: Chat, first: str) -> None:
+    """Answer a first message, if there is one, then each line of standard input; after an empty
+    line an answer that was cut by --length goes on.
+    """
+    turns = read_turns()
+    is_typed = sys.stdin is not None and sys.stdin.isatty()
+    if first:
+        say(f"{first}\n", talk.answer(first))
+    while True:
+        print("> " if is_typed else "", end="", flush=True)
+        text = next(turns, None)
+        if text is None:
+            return
+        if text:
+            say("", talk.answer(text))
+        else:
+            say("", talk.go_on())
 
 
 def converse(how: TextGenerator, prompt: str, ids: Sequence[int], *, tokenised: bool) -> None:

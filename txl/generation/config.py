@@ -32,6 +32,16 @@ class GenerateConfig(Rule, ReadsOn):
         "read prompts from standard input, line by line, and continue each; all earlier text stays"
         " in memory",
     )
+    system: str | None = option(
+        None,
+        "what the model is told first in a chat (default: what its chat template says)",
+        when=("interactive",),
+    )
+    no_chat: bool = option(
+        False,
+        "continue lines as they are, although the tokenizer has a chat template",
+        when=("interactive",),
+    )
     length: int = option(200, "tokens to generate", minimum=1)
     finish_line: bool = option(
         False, "end with a whole paragraph: up to --length tokens more, or fewer"

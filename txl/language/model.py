@@ -5,6 +5,7 @@ lm = txl.load("runs/mine")
 lm.generate("Once upon a time")
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch import Tensor
 from txl.attention_rules import use_attention
 from txl.checkpoint import ModelUse
 from txl.config import Context, Dtype, ModelConfig, require
+from txl.data_utils.chat import Messages
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import is_tokenised
 from txl.data_utils.free_text import decoded, encode_after, encode_text
@@ -31,6 +33,7 @@ from txl.inference.cuda_graph import frozen
 from txl.inference.frozen import pack_weights
 from txl.inference.kept import Begun, beginning
 from txl.inference.reader import Reader, context_of_text, reading_context
+from txl.language.chat import ChatLayout
 from txl.language.kept_memory import KeptMemory, WhoRead, read_text
 from txl.language.sources import Contents, Origin, located, read_source
 from txl.language.text_generation import TextGenerator
@@ -371,6 +374,20 @@ class LanguageModel:
                     [*map(self._prompt_ids, prompt)], batch_size=batch_size
                 )
             )
+
+    def chat(self, messages: Messages, **settings: Any) -> str:
+        """What the model answers to messages, which the chat template of its tokenizer lays out;
+        settings as `stream`, by default 500 tokens.
+
+        Args:
+            messages: each with a `role` (system, user or assistant) and its `content`.
+        Raises:
+            UsageError: if the tokenizer has no template, or the template refuses the messages.
+        """
+        ids = ChatLayout(self.tokenizer).ids_of(messages)
+        generator = self._generator(None, **{"length": 500, **settings})
+        with self.computing():
+            return "".join(dataclasses.replace(generator, is_chat=True).stream(ids))
 
     def _prompt_ids(self, prompt: str) -> list[int]:
         if self.tokenizer.prompt(prompt):

@@ -1,0 +1,118 @@
+"""The chat template of a tokenizer, a program in Jinja2 that lays out messages as one text."""
+
+import datetime
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .processes import Apart
+from .raw_text import DataError
+
+Messages = Sequence[Mapping[str, str]]
+"""Each with a `role` (system, user, assistant) and its `content`."""
+_SECONDS = 10
+"""Of processor time for a chat."""
+_CHARACTERS = 1 << 20
+_TIMES = 64
+"""Characters of the text beyond those, for one of the messages."""
+
+
+class Layout:
+    """A template in this process. Raises `ValueError` if it is none.
+
+    Args:
+        names: what the template calls tokens, such as `bos_token`, and their names.
+    """
+
+    def __init__(self, source: str, names: Mapping[str, str]) -> None:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _generation()],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = _now
+        self._template = environment.from_string(source)
+        self._names = dict(names)
+
+    def text_of(self, messages: Messages) -> str:
+        """The text of messages up to where an answer begins. Raises `ValueError` if the template
+        refuses them, or multiplies them."""
+        text = self._template.render(
+            messages=[dict(message) for message in messages],
+            add_generation_prompt=True,
+            tools=None,
+            documents=None,
+            **self._names,
+        )
+        n_said = sum(len(message["content"]) for message in messages)
+        if len(text) > _CHARACTERS + _TIMES * n_said:
+            raise ValueError(f"makes {len(text)} characters of {n_said}")
+        return text
+
+
+class ChatTemplate:
+    """A template in a process of its own, bounded in memory and time.
+
+    Args:
+        names: see `Layout`.
+    """
+
+    def __init__(self, source: str, names: Mapping[str, str]) -> None:
+        _require_library()
+        self._apart = Apart(functools.partial(Layout, source, dict(names)), "chat template")
+
+    def text_of(self, messages: Messages) -> str:
+        """The text of messages up to where an answer begins. Raises `DataError` if a message is
+        damaged, or the template cannot lay them out."""
+        said = []
+        for message in messages:
+            if not all(isinstance(message.get(name), str) for name in ("role", "content")):
+                raise DataError("a message of a chat has no role or no content; give both, as text")
+            said.append(dict(message))
+        if not said:
+            raise DataError("a chat has no messages; give one at least")
+        try:
+            return self._apart.call("text_of", said, seconds=_SECONDS)
+        except DataError:
+            raise
+        except ValueError as error:
+            raise DataError(f"chat template: {error}; give other messages or a prompt") from None
+
+
+def _require_library() -> None:
+    try:
+        import jinja2  # noqa: F401
+    except ImportError:
+        raise DataError("a chat template needs Jinja2: pip install jinja2") from None
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    """As transformers has it: no escapes of HTML."""
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+
+
+def _refuse(message: object) -> None:
+    raise ValueError(str(message))
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _generation() -> type:
+    """The tag `generation`, which marks what the model says, and changes nothing here."""
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012 (as Jinja2 has it)
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Generation
