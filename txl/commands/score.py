@@ -181,7 +181,7 @@ class _Text(NamedTuple):
 def texts_of(
     text: str,
     context: str,
-    begins: Sequence[int],
+    first_ids: Sequence[int],
     config: ScoreConfig,
     lm: LanguageModel,
     how: dict[str, Any],
@@ -191,7 +191,7 @@ def texts_of(
 
     Args:
         context: what each of them continues.
-        begins: ids that are read before it.
+        first_ids: that are read before it.
         how: arguments of `encode_after`.
     Raises:
         UsageError: if there are no such tokens.
@@ -199,7 +199,7 @@ def texts_of(
     # the notices are of all of it
     before, tokens = encode_after(context, text, lm.tokenizer, name=config.text, **how)
     if config.each == "file":
-        return [_Text(1, 0, *_scored(([*begins, *before], tokens), config.text))]
+        return [_Text(1, 0, *_scored(([*first_ids, *before], tokens), config.text))]
     contents = list(io.StringIO(text, newline=""))
     if config.each == "document":
         contents, rule = documents_of(text, lm.known_data.get("documents", "auto"))
@@ -212,7 +212,7 @@ def texts_of(
             before, tokens = encode_after(
                 context, content, lm.tokenizer, name=config.text, **how, is_noticed=True
             )
-            before = [*begins, *before]
+            before = [*first_ids, *before]
             if len(before) + len(tokens.ids) > 1:
                 texts.append(_Text(n, begin, *_scored((before, tokens), config.text)))
     require(bool(texts), f"{config.text}: {TOO_SHORT}")
