@@ -68,6 +68,18 @@ def test_what_was_not_trained_is_refused(here: Here) -> None:
     assert found["read_with"] == {"memory": "compressive", "compression": "mean"}
 
 
+def test_lengths_of_the_training_that_it_does_not_work_with_are_named(here: Here) -> None:
+    here("train --clamp_len 3 --same_length --max_step 1")
+    for typed, said in (
+        ("", "--same_length, with which the model was trained; give --no_same_length"),
+        ("--no_same_length", "--clamp_len, with which the model was trained; give --clamp_len -1"),
+    ):
+        for entry in ("eval --split test", "generate"):
+            complaint = here.refused(f"{entry} --work_dir new --memory sinks {typed}")
+            assert complaint.endswith(f"--memory sinks: does not work with {said}")
+    here("eval --work_dir new --split test --memory sinks --no_same_length --clamp_len -1")
+
+
 def test_a_memory_is_added_to_trained_weights(here: Here) -> None:
     """Before training nothing changes; its weights are drawn from the seed, and are saved and resumed."""
     tuned = "train --init_from run --memory infini --infini_update delta --train memory"

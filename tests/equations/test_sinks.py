@@ -71,12 +71,19 @@ def by_definition(
 
 
 def in_segments(
-    model: Any, token_BT: Tensor, sizes: list[int], context: Context, memory: Any = None
+    model: Any,
+    token_BT: Tensor,
+    sizes: list[int],
+    context: Context,
+    memory: Any = None,
+    since_BT: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
     outs, begin = [], 0
     for size in sizes:
         n_again = min(context.ext_len, begin)
-        hidden_BTD, memory = model(token_BT[:, begin - n_again : begin + size], memory, context)
+        part = slice(begin - n_again, begin + size)
+        mark_BT = None if since_BT is None else since_BT[:, part]
+        hidden_BTD, memory = model(token_BT[:, part], memory, context, mark_BT)
         outs.append(hidden_BTD[:, n_again:].clone())
         begin += size
     return torch.cat(outs, dim=1), memory
@@ -154,20 +161,16 @@ def test_each_document_has_sinks_of_its_own(name: str, text_BT: Tensor) -> None:
     if name == "alibi":
         cuts += [[1] * N_READ, [12, 11]]
     for sizes in cuts:
-        for mem_len in (3, 0, 7) if name == "alibi" else (1, 4):
-            context = Context(tgt_len=5, mem_len=mem_len)
+        looks = [(3, 0), (0, 0), (7, 0), (3, 2)] if name == "alibi" else [(1, 0), (4, 1)]
+        for mem_len, ext_len in looks:
+            context = Context(tgt_len=5, mem_len=mem_len, ext_len=ext_len)
             ways: list[tuple[Any, Any]] = [
                 (model, None),
                 (Frozen(model), Frozen(model).fresh_memory(2)),
             ]
             for way, memory in ways:
-                parts = []
-                split = zip(text_BT.split(sizes, 1), since_BT.split(sizes, 1), strict=True)
-                for token_BT, mark_BT in split:
-                    hidden_BTD, memory = way(token_BT, memory, context, mark_BT)
-                    parts.append(hidden_BTD)
-                found = torch.cat(parts, dim=1)
-                assert memory.length == min(N_READ, A + mem_len)
+                found, after = in_segments(way, text_BT, sizes, context, memory, since_BT)
+                assert after.length == min(N_READ - ext_len, A + mem_len)
                 for row, borders in enumerate(BORDERS):
                     for begin, end in zip(borders, (*borders[1:], N_READ), strict=True):
                         own = cut_between(sizes, begin, end)

@@ -160,4 +160,5 @@ class GPTNeoX(Source):
         held = tensors_in(place.path)
         state = apart(held, config.n_head, place.path)
         model = filled(config, state, their_names, place.path, head=_HEAD, table=_TABLE)
-        return Found(model, context, tuple(held), weights_file(place.path), [])
+        weights = weights_file(place.path)
+        return Found(model, context, tuple(held), weights, [], has_tokenizer=True)

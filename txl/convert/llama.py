@@ -366,4 +366,5 @@ class Llama(Source):
         config, context = configs_of(settings, path)
         state = tensors_in(place.path)
         model = from_llama(state, config, place.path)
-        return Found(model, context, tuple(state), weights_file(place.path), [])
+        weights = weights_file(place.path)
+        return Found(model, context, tuple(state), weights, [], has_tokenizer=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from txl.attention_rules import use_attention
 from txl.checkpoint import ModelUse
-from txl.config import Context, Dtype, ModelConfig, require
+from txl.config import Context, Dtype, ModelConfig, UsageError, require
 from txl.data_utils.chat import Messages
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import is_tokenised
@@ -42,6 +42,7 @@ from txl.memory import require_works
 from txl.model.autocast import autocast, dtype_for, dtype_on
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
+from txl.registry import MEMORIES
 from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
 
@@ -206,6 +207,7 @@ class LanguageModel:
     def used_as(self, use: ModelUse) -> Iterator[TransformerXL]:
         """The model with the attention implementation and autocast that `use` asks for."""
         require_works(self.model_config.memory, use, can_change=False)
+        self._require_trained_lengths(use)
         context = self.context.overlaid(clamp_len=use.clamp_len)
         require_serves(self.model.layers[0].attn.pos, context, can_change=False)
         use_attention(self.model, use.attn_impl)
@@ -213,6 +215,18 @@ class LanguageModel:
             self.model.device, dtype_for(self.model, dtype_on(self.model.device, use.dtype))
         ):
             yield self.model
+
+    def _require_trained_lengths(self, use: ModelUse) -> None:
+        """Raise `UsageError` if the memory does not work with what `use` leaves as in training."""
+        memory = self.model_config.memory
+        for name, off in (("same_length", "--no_same_length"), ("clamp_len", "--clamp_len -1")):
+            trained = getattr(self.context, name)
+            allowed = MEMORIES[memory].traits.works_with.get(name, (trained,))
+            if getattr(use, name) is None and trained not in allowed:
+                raise UsageError(
+                    f"--memory {memory}: does not work with --{name}, with which the model was"
+                    f" trained; give {off}"
+                )
 
     def computing(self) -> torch.autocast:
         """A context in which the model computes in its dtype."""
