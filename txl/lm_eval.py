@@ -21,6 +21,7 @@ from torch import Tensor
 
 from txl.config import require
 from txl.data_utils.free_text import has_tokens
+from txl.evaluation.score import score_text
 from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
 from txl.language.model import LanguageModel
@@ -117,8 +118,7 @@ class TransformerXLForHarness(LM):
         return found
 
     def _continued(self, context: str, continuation: str) -> tuple[float, bool]:
-        ids = self._ids(continuation)
-        before = [self.lm.tokenizer.eos_id, *self._ids(context)]
+        before, ids = self._pair(context, continuation)
         logprob = 0.0
         is_greedy = True
         with self.lm.computing():
@@ -127,10 +127,46 @@ class TransformerXLForHarness(LM):
                 is_greedy &= bool((logprob_NV.argmax(1) == target_N).all())
         return logprob, is_greedy
 
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """The ids that are read first, at least one, and those of the continuation; of a tokenizer
+        that encodes both in one as the harness's own models have them.
+        """
+        tokenizer = self.lm.tokenizer
+        if not tokenizer.encodes_in_one:
+            return [*tokenizer.begins, *self._ids(context)], self._ids(continuation)
+        if not context:
+            ids = [tokenizer.bos_id, *self._ids(continuation)]
+            if ids[:1] == ids[1:2]:
+                del ids[0]
+            return ids[:1], ids[1:]
+        stem = context.rstrip()
+        whole = self._with_beginning(context + continuation)
+        n_before = len(self._with_beginning(stem))
+        return whole[:n_before] or [tokenizer.bos_id], whole[n_before:]
+
+    def _with_beginning(self, text: str) -> list[int]:
+        """The ids of a text after those that the tokenizer puts before it, unless it names them
+        itself.
+        """
+        tokenizer = self.lm.tokenizer
+        if text.startswith(self._bos()):
+            return self._ids(text)
+        return [*tokenizer.begins, *self._ids(text)]
+
+    def _bos(self) -> str:
+        """The name of the token before a text."""
+        return self.lm.tokenizer.decoded([self.lm.tokenizer.bos_id])
+
     def _read(self, text: str) -> float:
-        if has_tokens(text, self.lm.tokenizer):
+        if not has_tokens(text, self.lm.tokenizer):
+            return 0.0
+        if not self.lm.tokenizer.encodes_in_one:
             return -self.lm.score(text).total_nats
-        return 0.0
+        # the harness's own models are asked for what the tokenizer puts before the text, too
+        ids = [self.lm.tokenizer.bos_id, *self._with_beginning(text)]
+        with self.lm.computing():
+            nll_N = score_text(self.lm.model, ids, self.lm.reading_context(len(ids)))
+        return -float(nll_N.double().sum())
 
     def _generated(self, context: str, settings: dict[str, Any]) -> str:
         if (settings.get("num_beams") or 1) > 1:
@@ -151,6 +187,8 @@ class TransformerXLForHarness(LM):
         until = settings.get("until") or []
         if isinstance(until, str):
             until = [until]
+        if self.lm.tokenizer.encodes_in_one and self.lm.tokenizer.begins:
+            context = context.removeprefix(self._bos())  # which is put before it
         return self.lm.generate(
             context, length=length, stop=[stop for stop in until if stop], **rule
         )

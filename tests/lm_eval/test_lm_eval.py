@@ -35,11 +35,14 @@ from tests.cli.conftest import (
     trained,
     write_text,
 )
+from tests.data.tokenizer_files import write_folder
 from tests.forks import ROOT
 from txl.config import Context, ModelConfig, UsageError
 from txl.data_utils.bytes import ALL_BYTES, Symbols
 from txl.data_utils.characters import Characters
+from txl.data_utils.pretrained import Pretrained
 from txl.data_utils.words import Vocab
+from txl.evaluation.score import score_text
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
 
@@ -365,3 +368,51 @@ def test_an_error_of_the_machine_ends_the_command_in_one_line(
         found = command()
         assert found.status == status
         assert re.fullmatch(rf"lm_eval.py: {line}\n", found.err)
+
+
+@pytest.mark.parametrize("kind", ["smollm", "llama_2", "llama_3"])
+def test_a_pretrained_model_is_asked_as_the_harness_asks_its_own(
+    harness: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts and continuations are encoded in one, white space between them belongs to the latter, and what the
+    tokenizer puts before a page is asked for too."""
+    names = {"llama_2": "<s>", "llama_3": "<|begin|>"}
+    theirs = write_folder(tmp_path, kind, bos_token=names.get(kind), eos_token="<|end|>")
+    vocab = Pretrained.of_folder(tmp_path, 400)
+    sizes = {"n_layer": 1, "n_head": 1, "d_head": 8, "d_model": 8, "d_inner": 8}
+    model = TransformerXL(ModelConfig(n_token=400, **sizes)).eval()
+    lm = LanguageModel(model, Context(tgt_len=8, mem_len=8), vocab)
+    monkeypatch.setattr(LanguageModel, "open", lambda *_, **__: lm)
+    reader = harness("run")
+    whole = theirs.encode("the end of the text").ids
+    first = theirs.encode("the end").ids
+    bos = [vocab.bos_id]
+    only = theirs.encode("the", add_special_tokens=False).ids
+    cases = {
+        ("the end ", "of the text"): (first, whole[len(first) :]),
+        ("", "the"): (bos, only),
+        (" ", "the"): (
+            theirs.encode("").ids or bos,
+            theirs.encode(" the").ids[len(theirs.encode("").ids) :],
+        ),
+    }
+    if kind in names:
+        cases[names[kind] + "the end", " of the text"] = (
+            theirs.encode(names[kind] + "the end", add_special_tokens=False).ids,
+            theirs.encode(names[kind] + "the end of the text", add_special_tokens=False).ids[
+                len(theirs.encode(names[kind] + "the end", add_special_tokens=False).ids) :
+            ],
+        )
+    for asked, (before, ids) in cases.items():
+        ((nats, _),) = reader.loglikelihood(requests(asked))
+        expected = score_text(model, before + ids, lm.reading_context(99), first=len(before))
+        assert nats == pytest.approx(-float(expected.sum()), rel=1e-5)
+    page = bos + theirs.encode("the end of the text").ids
+    (nats,) = reader.loglikelihood_rolling(requests(("the end of the text",)))
+    expected = score_text(model, page, lm.reading_context(len(page)))
+    assert nats == pytest.approx(-float(expected.sum()), rel=1e-5)
+    if kind in names:
+        settings = {"max_gen_toks": 5, "temperature": 0.0}
+        asked = requests(("the", settings), (names[kind] + "the", settings))
+        one, other = reader.generate_until(asked)
+        assert one == other
