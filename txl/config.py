@@ -399,8 +399,10 @@ class ModelConfig(NamesParts):
         require(self.d_model % 2 == 0, f"--d_model {self.d_model}: {even}; use {self.d_model + 1}")
         for settings in self.of_parts():
             settings.require_fits(self)
-        ACTIVATIONS.require_known(self.activation)
-        NORMS.require_known(self.norm)
+        for name, choices in (("activation", ACTIVATIONS), ("norm", NORMS)):
+            given = getattr(self, name)
+            there = ", ".join(choices)
+            require(given in choices, f"--{name} {given}: no such choice; there are {there}")
         require(
             self.n_head % self.n_key_head == 0,
             f"--n_kv_head {self.n_kv_head}: --n_head {self.n_head} is no multiple of it; each head"

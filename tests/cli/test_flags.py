@@ -247,14 +247,14 @@ def test_a_typed_flag_wins_over_the_checkpoint_and_that_over_the_default(here: H
 # bounds
 
 BOUNDS = {
-    "above 0 and at most 1 and finite": "decay_rate mfu",
+    "above 0 and at most 1 and finite": "decay_rate mfu rope_part",
     "above 0 and at most 1e+07 and finite": "minutes",
     "above 0 and at most 1e+09 and finite": "timeout_s",
     "above 0 and below 0.5 and finite": "held_out",
     "above 0 and below 1 and finite": "cache_lambda knn_lambda",
     "above 0 and finite": (
         "max_hours target_perplexity target_throughput lr epsilon tflops gpu_gib within between dynamic_lr "
-        "dynamic_epsilon"
+        "dynamic_epsilon rope_base rope_factor rope_low rope_high"
     ),
     "at least -1 and below 2^31": "clamp_len",
     "at least -1 and below 2^63": "max_eval_steps",
@@ -279,7 +279,7 @@ BOUNDS = {
     "at least 1 and at most 65536": "n_feature lookup_k n_memory_token n_sink",
     "at least 1 and below 2^31": (
         "n_head d_head d_model d_inner d_embed n_position max_distance tgt_len batch_size local_batch_size "
-        "batch_chunk memory_parts n_token max_span span_ramp"
+        "batch_chunk memory_parts n_token max_span span_ramp n_kv_head rope_trained_len"
     ),
     "at least 1 and below 2^63": (
         "div_val lsh_reach max_step log_interval save_interval keep_last max_nonfinite max_step_scheduler "

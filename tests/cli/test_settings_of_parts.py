@@ -30,7 +30,8 @@ def test_a_model_has_the_settings_of_its_parts_and_of_others_what_is_not_at_its_
 
 def test_settings_are_fields_that_are_replaced_and_read() -> None:
     changed = replace(COMPRESSIVE, compress_rate=4, memory="knn", position="t5")
-    assert changed.own == {"lookup_layer": -1, "lookup_k": 32, "max_distance": 5, "n_bucket": 32}
+    of_knn = {"lookup_layer": -1, "lookup_k": 32, "memory_gate": "sigmoid"}
+    assert changed.own == of_knn | {"max_distance": 5, "n_bucket": 32}
     assert (changed.lookup_k, changed.compress_rate) == (32, 4)  # one of a part, one of another
     assert build(ModelConfig, {"lookup_k": 7, "lr": 1.0}, memory="knn").lookup_k == 7
     for same in (

@@ -24,7 +24,9 @@ from txl.memory import MEMORIES
 from txl.registry import reads
 from txl.training.nats import Nats
 
-PAIRS = [(a, b) for a in ("fifo", "expire_span", "recurrent_tokens") for b in MEMORY_MODELS]
+AFTER = [name for name, shape in MEMORY_MODELS.items() if "norm" not in shape]
+"""Those that differ in the memory alone."""
+PAIRS = [(a, b) for a in ("fifo", "expire_span", "recurrent_tokens") for b in AFTER]
 
 
 def settings_of(name: str) -> dict[str, Any]:

@@ -399,7 +399,7 @@ class LanguageModel:
             UsageError: if the tokenizer has no template, or the template refuses the messages.
         """
         ids = ChatLayout(self.tokenizer).ids_of(messages)
-        generator = self._generator(None, **{"length": 500, **settings})
+        generator = self._generator(**{"length": 500, **settings})
         with self.computing():
             return "".join(dataclasses.replace(generator, is_chat=True).stream(ids))
 
@@ -410,7 +410,7 @@ class LanguageModel:
 
     def _generator(
         self,
-        memory: KeptMemory | None,
+        memory: KeptMemory | None = None,
         *,
         length: int = 100,
         lines: int = 0,
