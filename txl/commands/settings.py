@@ -190,8 +190,16 @@ def new_settings(typed: Typed, ranks: Ranks, initial: LanguageModel | None = Non
         shape = initial.model_config
     else:
         shape = shape_of(typed, context)
-    settings = Settings(train, context, build(DataConfig, typed), shape, initial=initial)
+    data = build(DataConfig, typed, **_text_of(initial))
+    settings = Settings(train, context, data, shape, initial=initial)
     return _checked(_with_memory(settings, typed, ranks), typed, ranks)
+
+
+def _text_of(initial: LanguageModel | None) -> dict[str, str]:
+    """What --init_from says of the text: one in a pretrained tokenizer is read as it stands."""
+    if initial is None or not initial.tokenizer.encodes_in_one:
+        return {}
+    return {"dataset": initial.record["data"]["dataset"]}
 
 
 def with_batch_size(typed: Typed, ranks: Ranks) -> Typed:

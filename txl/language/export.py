@@ -352,7 +352,8 @@ def write_decoder(lm: "LanguageModel", folder: Path) -> None:
         f"--dataset {lm.record.get('data', {}).get('dataset')}: a decoder there reads text by a"
         " tokenizer.json, as --dataset bpe trains one; use --to txl",
     )
-    config = config_for_llama(lm.model, lm.context) | {"eos_token_id": lm.tokenizer.eos_id}
+    special = {"bos_token_id": lm.tokenizer.bos_id, "eos_token_id": lm.tokenizer.eos_id}
+    config = config_for_llama(lm.model, lm.context) | special
     _write_json(folder / "config.json", config)
     tensors = to_llama(lm.model)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
