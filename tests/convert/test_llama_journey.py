@@ -1,0 +1,98 @@
+"""A folder of Hugging Face from beginning to end: scored, generated, trained with another memory, written back."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import txl
+from tests.cli.conftest import call, entry_points
+from tests.convert.test_llama import KINDS, state_of, write
+from tests.data.tokenizer_files import TEXT, write_folder
+from tests.hf.llamas import SIZES
+from txl.config import UsageError
+
+pytest.importorskip("tokenizers")
+__all__ = ["call", "entry_points"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model, and a text beside it."""
+    monkeypatch.chdir(tmp_path)
+    theirs = write_folder(Path("model"), "smollm", eos_token="<|im_end|>")
+    n_token = theirs.get_vocab_size() + 3  # tables are larger than vocabularies
+    settings = KINDS["smollm"]["config"] | {"vocab_size": n_token}
+    state = {name: tensor.float() for name, tensor in state_of(settings).items()}
+    write(Path("model"), settings, state)
+    Path("text").mkdir()
+    for split in ("train", "valid", "test"):
+        Path("text", f"{split}.txt").write_text(TEXT)
+    return Path("model")
+
+
+@pytest.fixture
+def done(call: Callable[..., Any]) -> Callable[[str], None]:
+    """Runs a program, which must succeed."""
+
+    def run(line: str) -> None:
+        outcome = call(*line.split())
+        assert outcome.status == 0, outcome
+
+    return run
+
+
+def test_a_loaded_folder_reads_to_its_trained_length_and_goes_on_with_sinks(folder: Path) -> None:
+    lm = txl.load(folder)
+    assert (lm.model_config.memory, lm.model_config.n_sink) == ("sinks", 4)
+    n_trained = SIZES["max_position_embeddings"]
+    assert 4 + lm.context.mem_len + lm.context.tgt_len == n_trained
+    whole = txl.load(folder, memory="fifo")
+    near, far = "the text " * 10, "the end of the first " * 60
+    assert lm.score(near).nats == pytest.approx(whole.score(near).nats, rel=1e-6)
+    assert lm.score(far).nats != pytest.approx(whole.score(far).nats, rel=1e-6)
+    assert all(map(math.isfinite, lm.score(far).nats))
+    assert lm.generate("the end", length=200, seed=1)
+
+
+def test_the_programs_take_it(folder: Path, done: Callable[[str], None]) -> None:
+    done("eval --work_dir model --data text --split test --json plain.json")
+    (row,) = json.loads(Path("plain.json").read_text())["rows"]
+    ids = txl.load(folder).encode(TEXT)
+    assert row["tokens"] == len(ids) - 1
+    done("generate --work_dir model --prompt end --length 4")
+    done(
+        "train --init_from model --data text --work_dir tuned --memory infini --train memory --tgt_len 16"
+        " --mem_len 16 --batch_size 2 --max_step 2 --eval_interval 2 --lr 0.1 --sample_length 0"
+    )
+    tuned = txl.load("tuned")
+    assert (tuned.model_config.memory, tuned.model_config.memory_gate) == ("infini", "tanh")
+    before = txl.load(folder).model.state_dict()
+    for name, weight in tuned.model.state_dict().items():
+        assert (".memory." in name) != torch.equal(weight, before.get(name, weight + 1))
+    assert txl.load("tuned").generate("the end", length=3, seed=1) is not None
+
+
+def test_it_goes_back_as_it_came(folder: Path, done: Callable[[str], None]) -> None:
+    done("convert model run")
+    done("convert run back --to huggingface")
+    ours, back = txl.load(folder), txl.load("back")
+    assert (back.model_config, back.context) == (ours.model_config, ours.context)
+    expected = ours.model.state_dict()
+    assert all(torch.equal(x, expected[name]) for name, x in back.model.state_dict().items())
+    assert back.encode(TEXT) == ours.encode(TEXT)
+    assert back.tokenizer.eos_id == ours.tokenizer.eos_id
+    card = Path("back/README.md").read_text()
+    assert "Transformer-XL" not in card.partition("tags:")[2].partition("\n")[2]
+
+
+def test_a_memory_with_weights_is_not_written_for_transformers(folder: Path) -> None:
+    made = txl.load(folder)
+    made.model.remember("infini")
+    with pytest.raises(UsageError, match="its weights have no place in transformers"):
+        made.write("there", "huggingface")
+    assert not Path("there").exists()
