@@ -141,8 +141,8 @@ class TransformerXLForHarness(LM):
             return ids[:1], ids[1:]
         stem = context.rstrip()
         whole = self._with_beginning(context + continuation)
-        n_before = len(self._with_beginning(stem))
-        return whole[:n_before] or [tokenizer.bos_id], whole[n_before:]
+        before = self._with_beginning(stem)  # not as it begins the whole: so the harness has it
+        return before or [tokenizer.bos_id], whole[len(before) :]
 
     def _with_beginning(self, text: str) -> list[int]:
         """The ids of a text after those that the tokenizer puts before it, unless it names them

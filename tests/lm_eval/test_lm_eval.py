@@ -388,8 +388,10 @@ def test_a_pretrained_model_is_asked_as_the_harness_asks_its_own(
     first = theirs.encode("the end").ids
     bos = [vocab.bos_id]
     only = theirs.encode("the", add_special_tokens=False).ids
+    within_a_word = theirs.encode("the en").ids  # whose last token the whole has not
     cases = {
         ("the end ", "of the text"): (first, whole[len(first) :]),
+        ("the en", "d of the text"): (within_a_word, whole[len(within_a_word) :]),
         ("", "the"): (bos, only),
         (" ", "the"): (
             theirs.encode("").ids or bos,
