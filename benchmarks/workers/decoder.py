@@ -11,6 +11,7 @@ import txl
 from benchmarks.workers.serve import serve
 from txl.config import Context
 from txl.inference.reader import Reader
+from txl.inference.words import WordProbabilities
 
 TGT_LEN = 128
 
@@ -33,11 +34,12 @@ def drawn(n_word: int, n_token: int) -> torch.Tensor:
 def write(how: dict[str, Any]) -> Iterator[object]:
     """A token at a time, the likeliest."""
     lm, reader = started(how)
+    words = WordProbabilities.of(lm.model)
     next_11 = torch.zeros(1, 1, dtype=torch.int64)
     while True:
         with torch.inference_mode(), lm.computing():
-            logprob_11V = lm.model.log_prob(reader.read(next_11))
-        next_11 = logprob_11V.argmax(-1)
+            logprob_1V = words.all(reader.read(next_11)[:, -1])
+        next_11 = logprob_1V.argmax(-1)[None]
         yield next_11
 
 

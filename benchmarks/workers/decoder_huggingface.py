@@ -51,7 +51,7 @@ def score(how: dict[str, Any]) -> Iterator[object]:
         with torch.inference_mode():
             out = model(token_1T, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            cache.crop(how["mem_len"])
+            cache.crop(-TGT_LEN)
             logit_TV = out.logits[0].float()
             yield F.cross_entropy(logit_TV, token_1T[0], reduction="none")
 

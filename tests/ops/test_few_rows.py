@@ -57,9 +57,13 @@ def test_few_rows_go_the_other_way_only_where_no_gradient_is_asked_for(
         assert products == []
         linear(torch.randn(2, 7), weight)
         assert len(products) == 1
+        for n_thread in (1, 2):  # of which one reads a row no faster that way
+            monkeypatch.setattr(torch, "get_num_threads", lambda n=n_thread: n)
+            linear(torch.randn(1, 7), weight)
+            assert len(products) == n_thread
         monkeypatch.setattr(few_rows, "REVERSED", False)  # other processors
         linear(torch.randn(2, 7), weight)
-        assert len(products) == 1
+        assert len(products) == 2
 
 
 ZEN_4 = """

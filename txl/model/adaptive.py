@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
-from txl.ops.linear_cross_entropy import linear_cross_entropy
+from txl.ops.linear_cross_entropy import linear_cross_entropy, whole
 from txl.ops.lookup import check_ids, classes_and_members, look_up, members, to_device
 from txl.ops.numbers import at_least_float32, is_autocast_on, widened
 
@@ -172,7 +172,7 @@ class AdaptiveSoftmax(nn.Module):
         parameters = self.parameters_of([*self.tables])
         for i, (weights, biases) in enumerate(zip(*parameters, strict=True)):
             projected = hidden @ self.projs[i] if len(self.projs) else hidden
-            logit = F.linear(projected, torch.cat(weights), torch.cat(biases))
+            logit = F.linear(projected, whole(weights), whole(biases))
             logprobs.append(logit.log_softmax(-1, dtype=at_least_float32(logit.dtype)))
         head, *tails = logprobs
         shortlist, clusters = head.split([self.sizes[0], self.n_tail], dim=-1)
