@@ -77,6 +77,19 @@ def test_the_programs_take_it(folder: Path, done: Callable[[str], None]) -> None
     assert txl.load("tuned").generate("the end", length=3, seed=1) is not None
 
 
+def test_a_kept_memory_is_that_of_a_reading(folder: Path, done: Callable[[str], None]) -> None:
+    """With the memory that it was read with, and with no other, also where that is exchanged."""
+    done("read text/train.txt --work_dir model --memory sinks --n_sink 2 --to two.memory")
+    done("score text/test.txt --work_dir model --memory sinks --n_sink 2 --memory_file two.memory")
+    lm = txl.load(folder, memory="sinks", n_sink=2)
+    memory = txl.load_memory("two.memory")
+    one_piece = lm.score(" the end", TEXT).total_nats
+    assert lm.score(" the end", memory=memory).total_nats == pytest.approx(one_piece, rel=1e-5)
+    lm.model.remember("sinks", n_sink=3)
+    with pytest.raises(UsageError, match="with other weights or another --memory"):
+        lm.score(" the end", memory=memory)
+
+
 def test_it_goes_back_as_it_came(folder: Path, done: Callable[[str], None]) -> None:
     done("convert model run")
     done("convert run back --to huggingface")

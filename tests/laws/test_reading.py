@@ -1,6 +1,7 @@
 """A text that is read token by token has the states, and so the probabilities, of a text that is read in segments."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from tests.laws.conftest import N_TOKEN, build, config_of, context_of, for_models
 from txl import Context, TransformerXL
+from txl.attention_rules.softmax import SoftmaxAttention
 from txl.config import UsageError
 from txl.evaluation.score import score_text
 from txl.generation.sampling import beam_search, generate
@@ -161,3 +163,37 @@ def test_a_sharded_model_refuses_what_it_does_not_support_in_parts_too(part: Par
             Context(clamp_len=3),
             part=part,
         )
+
+
+class Halved(SoftmaxAttention):
+    """A rule of its own, which a reader must ask."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return 0.5 * super().forward(*args, **kwargs)
+
+
+@torch.no_grad()
+def test_turned_keys_leave_another_rule_or_a_hook_to_the_layers(text_BT: Tensor) -> None:
+    context = Context(tgt_len=5, mem_len=7)
+    model = build("rotary")
+    plain = Reader(model, context, 2).read(text_BT)
+    asked: list[object] = []
+    handle = model.layers[0].attn.rule.register_forward_hook(lambda *_: asked.append(None))
+    torch.testing.assert_close(Reader(model, context, 2).read(text_BT), plain, rtol=0, atol=1e-9)
+    assert asked
+    handle.remove()
+    for layer in model.layers:
+        layer.attn.rule = Halved(model.config).eval()
+    expected = whole(model, text_BT, context)
+    assert not torch.allclose(expected, plain)
+    torch.testing.assert_close(Reader(model, context, 2).read(text_BT), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("changes", [{"clamp_len": 5}, {"same_length": True}])
+def test_turned_keys_refuse_a_context_that_the_model_does_not_support(
+    changes: dict[str, Any],
+) -> None:
+    model = build("rotary")
+    model.remember("sinks")
+    with pytest.raises(UsageError):
+        Reader(model, Context(tgt_len=5, mem_len=7, **changes), 1)

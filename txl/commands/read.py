@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from txl.checkpoint import ReadsOn
+from txl.checkpoint import MemoryUse, ReadsOn
 from txl.cli.flags import named, read_flags, refuse_idle_flags
 from txl.config import LENGTH, SIZE, TextKind, build, option, require
 from txl.data_utils.free_text import read_text
@@ -42,14 +42,15 @@ class ReadConfig(ReadsOn):
 
 def main(argv: Sequence[str]) -> None:
     argv = named(argv, "text")
-    typed = read_flags(argv, ReadConfig, description=__doc__ or "", first=MOST_USED)
+    typed = read_flags(argv, ReadConfig, MemoryUse, description=__doc__ or "", first=MOST_USED)
     require("text" in typed, "name the file of the text: txl read FILE (-: standard input)")
     config = build(ReadConfig, typed)
     require(config.to is not None, "--to: name the file for the memory, such as --to book.memory")
     place = Path(config.to or "")
     require_place(place)
     sources = {"vocabulary": config.vocabulary, "dataset": config.dataset}
-    lm = LanguageModel.open(config.work_dir, **sources, device=config.device, dtype=config.dtype)
+    how = {"device": config.device, "dtype": config.dtype, **MemoryUse.asked(typed)}
+    lm = LanguageModel.open(config.work_dir, **sources, **how)
     own = (
         f"--dataset {config.dataset}: {config.work_dir} is a run of txl and has its own; leave the"
         " flag out"

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl.attention_rules.softmax import SoftmaxAttention
+from txl.attention_rules.softmax import GroupedSoftmaxAttention, SoftmaxAttention
 from txl.config import Context
 from txl.memory.none import NoMemory
 from txl.memory.sinks import Sinks, n_dropped
@@ -20,6 +20,7 @@ from txl.model.memory import Fifo
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import as_multiplied, at_least_float32
+from txl.positions.base import PlacedAttention
 from txl.positions.rotary import Rotary, turned
 
 _ROOM = 64
@@ -32,12 +33,21 @@ def turns_once(model: TransformerXL, context: Context) -> bool:
     is_other = config.reversible or config.recurrence != "below" or model.is_sharded
     if is_other or context.ext_len or model.training:
         return False
-    for layer in model.layers:
-        is_rotary = type(layer.attn.pos) is Rotary
-        is_softmax = isinstance(layer.attn.rule, SoftmaxAttention)
-        if not is_rotary or not is_softmax or type(layer.memory) not in (Fifo, NoMemory, Sinks):
-            return False
-    return True
+    if context.same_length and model.device.type == "cuda":  # which is recorded as a graph
+        return False
+    return all(map(_is_served, model.layers))
+
+
+def _is_served(layer: Any) -> bool:
+    """`TurnedSegments` computes what this kind of layer does, and nobody listens to what it leaves
+    out.
+    """
+    attn = layer.attn
+    is_known = type(attn) is PlacedAttention and type(attn.pos) is Rotary
+    is_softmax = type(attn.rule) in (SoftmaxAttention, GroupedSoftmaxAttention)
+    is_queue = type(layer.memory) in (Fifo, NoMemory, Sinks)
+    has_hook = any(part._forward_hooks or part._forward_pre_hooks for part in (attn, attn.rule))
+    return is_known and is_softmax and is_queue and not has_hook
 
 
 class TurnedSegments:
@@ -57,6 +67,7 @@ class TurnedSegments:
         batch_size: int,
         before: Memory | None = None,
     ) -> None:
+        model.require_serves(context, has_documents=False)
         config = model.config
         self._model = model
         self._context = context

@@ -129,14 +129,21 @@ def model_card(lm: "LanguageModel", kind: str, name: str, notes: Notes) -> str:
         library = "transformers"
     else:
         library = "txl"
+    tags = "transformer-xl, transfo-xl"
+    if is_decoder(config):
+        tags = "long-context"
+    was = "was trained with"
+    if lm.tokenizer.encodes_in_one and "train" not in record:  # elsewhere, and otherwise
+        was = "is read with"
+        data = {}
     lines = [
-        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [transformer-xl,"
-        " transfo-xl]\n" + (f"license: {licence}\n---" if licence else "---"),
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [{tags}]\n"
+        + (f"license: {licence}\n---" if licence else "---"),
         f"# {name}",
         (
             f"A {_kind_of(lm)}: {config.n_layer} layers, d_model"
             f" {config.d_model}, {n_weight:,} parameters, a vocabulary of {len(lm.tokenizer):,}"
-            f" {lm.tokenizer.unit}. It was trained with segments of {lm.context.tgt_len} tokens and a memory of"
+            f" {lm.tokenizer.unit}. It {was} segments of {lm.context.tgt_len} tokens and a memory of"
             f" {lm.context.mem_len}."
         ),
         (
@@ -352,7 +359,10 @@ def write_decoder(lm: "LanguageModel", folder: Path) -> None:
         f"--dataset {lm.record.get('data', {}).get('dataset')}: a decoder there reads text by a"
         " tokenizer.json, as --dataset bpe trains one; use --to txl",
     )
-    special = {"bos_token_id": lm.tokenizer.bos_id, "eos_token_id": lm.tokenizer.eos_id}
+    ends: Any = sorted(lm.tokenizer.stop_ids)
+    if len(ends) <= 1:
+        ends = lm.tokenizer.eos_id
+    special = {"bos_token_id": lm.tokenizer.bos_id, "eos_token_id": ends}
     config = config_for_llama(lm.model, lm.context) | special
     _write_json(folder / "config.json", config)
     tensors = to_llama(lm.model)

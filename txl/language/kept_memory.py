@@ -96,7 +96,7 @@ class KeptMemory:
 
     @property
     def n_token(self) -> int:
-        """Tokens that were read, with the one that ends the line before them."""
+        """Tokens that were read, with those that the tokenizer puts before a text."""
         return self.begun.n_token
 
     def require_of(self, model: TransformerXL, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
@@ -110,8 +110,8 @@ class KeptMemory:
         )
         require(
             theirs.model == me.model,
-            f"{self.name}: was read by another model, or by this one with other weights; name the"
-            f" run that has read it, or {_AGAIN}",
+            f"{self.name}: was read by another model, or by this one with other weights or another"
+            f" --memory; name the run and the memory that have read it, or {_AGAIN}",
         )
         require(
             theirs.vocabulary == me.vocabulary,
@@ -276,26 +276,27 @@ def _damaged(name: str, why: str) -> UsageError:
 # digests of models
 
 _Versions = tuple[tuple[int, int], ...]
-_KNOWN: WeakKeyDictionary[TransformerXL, tuple[_Versions, str]] = WeakKeyDictionary()
-"""Digests of models that are there, and of which weights."""
+_KNOWN: WeakKeyDictionary[TransformerXL, tuple[ModelConfig, _Versions, str]] = WeakKeyDictionary()
+"""Digests of models that are there, and of which configuration and weights."""
 
 
 def digest_of_model(model: TransformerXL) -> str:
     """Hex digest of the weights, bit by bit, and of the configuration, the memory's rule included.
     Settings at their defaults do not count, so that new ones change nothing. A second takes 1 to 2
-    GB; it is computed again if weights were changed in place.
+    GB; it is computed again if the memory was exchanged, or weights changed in place (but not by
+    their `data`, which PyTorch does not count).
     """
     versions = tuple((id(weight), weight._version) for weight in model.parameters())
     known = _KNOWN.get(model)
-    if known is not None and known[0] == versions:
-        return known[1]
+    if known is not None and known[:2] == (model.config, versions):
+        return known[2]
     settings = json.dumps(_settings(model.config), sort_keys=True)
     digest = hashlib.sha256(settings.encode())
     for name, weight in sorted(model.state_dict().items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         content = weight.detach().cpu().contiguous().flatten()
         digest.update(content.view(torch.uint8).numpy().data)
-    _KNOWN[model] = (versions, digest.hexdigest())
+    _KNOWN[model] = (model.config, versions, digest.hexdigest())
     return digest.hexdigest()
 
 

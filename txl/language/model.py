@@ -54,7 +54,7 @@ class TextScore:
     """How well a model predicts a text.
 
     Attributes:
-        tokens: its tokens, a line break being `<eos>`.
+        tokens: its tokens, a line break of a text of words being `<eos>`.
         nats: minus the log-likelihood of each.
     """
 
@@ -78,10 +78,11 @@ class LanguageModel:
     `dataclasses.replace(lm, context=...)` looks back further.
 
     Texts are read as the splits were: words between white space, or WikiText's tokens where
-    `is_tokenised`; a line break is `<eos>`, and an unknown word is `<unk>`.
+    `is_tokenised`; a line break is `<eos>`, and an unknown word is `<unk>`. Those of a pretrained
+    decoder are read as they stand, in its own tokens.
 
     Attributes:
-        context: of the training.
+        context: of the training; of a pretrained decoder, how it is read.
         record: what is known besides, as in a checkpoint's config.json; `data` has the fields of
             `DataConfig` that are known of the text of the training.
         origin: None: it was not read.
@@ -109,8 +110,8 @@ class LanguageModel:
         **settings: Any,
     ) -> Self:
         """Read a run folder, one of its checkpoints, a checkpoint of the 2019 code, of NVIDIA's or
-        of Hugging Face's TransfoXL, or a model of the Hugging Face hub by its name (`pip install
-        huggingface_hub`).
+        of Hugging Face's TransfoXL, a pretrained decoder in its folder (docs/pretrained.md), or a
+        model of the Hugging Face hub by its name (`pip install huggingface_hub`).
 
         Args:
             vocabulary: the words of a checkpoint of another program, where they are not beside the
