@@ -69,7 +69,7 @@ def load(folder: Path, **settings: Any) -> Any:
 class Sliding:
     """In place of our reader: memory slides after the prompt and after each token, as that of transformers does."""
 
-    def __init__(self, model: Any, context: Any, batch_size: int) -> None:
+    def __init__(self, model: Any, context: Any, batch_size: int, begun: None = None) -> None:
         self.model, self.context = model, context
         self.memory = ZeroMemory(model, context.mem_len).fresh_memory(batch_size)
 
