@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.hf.llamas import EVERY, GOLDEN, golden_ids, weight
 from txl.config import UsageError
 from txl.convert import convert, gpt_neox
-from txl.convert.llama import Llama, config_for_llama, configs_of, their_names, to_llama
+from txl.convert.llama import NAMES, Llama, config_for_llama, configs_of, to_llama
 from txl.convert.source import Place
 from txl.convert.tensor_files import INDEX, ONE
 from txl.inference.reader import Reader
@@ -29,7 +29,7 @@ def state_of(settings: dict[str, Any]) -> dict[str, Tensor]:
     config, _ = configs_of(settings, Path("config.json"))
     state = {}
     for name, parameter in model_without_values(config, device="cpu").named_parameters():
-        names = their_names(name)
+        names = NAMES.of(name)
         first, *others = parameter.shape
         for their_name in names:
             state[their_name] = weight(their_name, (first // len(names), *others))
@@ -40,7 +40,7 @@ def state_of_neox(settings: dict[str, Any]) -> dict[str, Tensor]:
     config, _ = gpt_neox.configs_of(settings, Path("config.json"))
     state = {}
     for name, parameter in model_without_values(config, device="cpu").named_parameters():
-        (their_name,) = gpt_neox.their_names(name)
+        (their_name,) = gpt_neox.NAMES.of(name)
         first, *others = parameter.shape
         if ".query." in their_name:
             their_name = their_name.replace(".query.", ".query_key_value.")

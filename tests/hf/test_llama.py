@@ -12,9 +12,9 @@ from torch import Tensor
 from tests.hf.llamas import KINDS, build, in_file, in_float64
 from txl.config import Context
 from txl.convert import convert
+from txl.convert.gpt_neox import NAMES as OF_NEOX
 from txl.convert.gpt_neox import apart
-from txl.convert.gpt_neox import their_names as of_neox
-from txl.convert.llama import config_for_llama, their_names, to_llama
+from txl.convert.llama import NAMES, config_for_llama, to_llama
 from txl.inference.reader import Reader
 from txl.model.transformer import TransformerXL
 
@@ -70,12 +70,12 @@ def test_gradients(kind: str, tmp_path: Path) -> None:
     nll_BT, _ = model.nll(IDS[:, :-1], IDS[:, 1:], None, context)
     nll_BT.mean().backward()
     of_theirs = {in_file(kind, name): p.grad for name, p in theirs.named_parameters()}
-    names_of = their_names
+    names = NAMES
     if "gpt_neox" in kind:
         of_theirs = apart(of_theirs, model.config.n_head, tmp_path)
-        names_of = of_neox
+        names = OF_NEOX
     for name, parameter in model.named_parameters():
-        expected = torch.cat([of_theirs[one] for one in names_of(name)])
+        expected = torch.cat([of_theirs[one] for one in names.of(name)])
         torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=1e-12)
 
 

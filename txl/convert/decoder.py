@@ -2,20 +2,37 @@
 are checked, rotary settings, and how a text is read by them.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from txl.config import Context, ModelConfig, require
+from txl.config import Context, ModelConfig, UsageError, require
 from txl.model.sizes import model_without_values, shapes_of, weights_of
 from txl.model.transformer import TransformerXL
 from txl.positions.rotary import Rotary
 from txl.runtime.records import fits
 
+ALWAYS: dict[str, Any] = {
+    "position": "rotary",
+    "pre_lnorm": True,
+    "final_norm": True,
+    "scale_embedding": False,
+    "softmax_bias": False,
+}
+"""What all of them have in common."""
+REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
+"""The fields of a config.json without which there is no model."""
 SEGMENT = 256
 """Tokens that a loaded model reads at once, unless it is told otherwise."""
 N_SINK = 4
@@ -40,19 +57,25 @@ def read_in_segments(
     return replace(config, memory="sinks", n_sink=N_SINK), context
 
 
-def require_types(
-    config: Mapping[str, Any], hints: Mapping[str, Any], required: Collection[str], path: Path
-) -> None:
+def require_types(config: Mapping[str, Any], hints: Mapping[str, Any], path: Path) -> None:
     """Raise `UsageError` if a field of a config.json is missing or of another type."""
-    for name in required:
+    for name in REQUIRED:
         require(name in config, f"{path}: {name} is missing; use another copy")
     for name, hint in hints.items():
         value = config.get(name)
-        is_absent = value is None and name not in required
+        is_absent = value is None and name not in REQUIRED
         require(
             is_absent or fits(value, hint),
             f"{path}: {name} is {str(value)[:40]!r}, of another type; use another copy",
         )
+
+
+def require_activation(act: str, known: Collection[str], path: Path) -> None:
+    """Raise `UsageError` if there is no such activation here."""
+    require(
+        act in known,
+        f"{path}: hidden_act {act}: no such activation here, only {' and '.join(known)}",
+    )
 
 
 def require_plain_weights(config: Mapping[str, Any], path: Path) -> None:
@@ -62,6 +85,31 @@ def require_plain_weights(config: Mapping[str, Any], path: Path) -> None:
             not config.get(name),
             f"{path}: {name}: such a model is not read; convert it to plain weights first",
         )
+
+
+def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes that all of them name alike."""
+    n_head = config["num_attention_heads"]
+    require(n_head > 0, f"num_attention_heads {n_head}: must be at least 1")
+    return {
+        "n_token": config["vocab_size"],
+        "n_layer": config["num_hidden_layers"],
+        "n_head": n_head,
+        "d_model": config["hidden_size"],
+        "d_inner": config["intermediate_size"],
+        "not_tied": not config["tie_word_embeddings"],
+    }
+
+
+@contextmanager
+def naming_fields(path: Path) -> Iterator[None]:
+    """Put the file before the messages of a configuration, which then name fields: a file has no
+    flags.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{path}: {str(error).replace('--', '')}") from None
 
 
 def rotary_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,22 +161,46 @@ def rotary_for(config: ModelConfig) -> dict[str, Any]:
     return base | {"rope_scaling": scaling}
 
 
+@dataclass(frozen=True)
+class Names:
+    """The tensors there, by the names of ours.
+
+    Attributes:
+        table, head: of the embedding and of the softmax.
+        final_norm: the module of the last norm.
+        layers: what the names of layers begin with.
+        in_layer: the modules there for each of ours in a layer; weights of two stand one below the
+            other in ours.
+    """
+
+    table: str
+    head: str
+    final_norm: str
+    layers: str
+    in_layer: Mapping[str, tuple[str, ...]]
+
+    def of(self, name: str) -> list[str]:
+        """The tensors there that one of ours is made of."""
+        match name.split("."):
+            case ["word_emb", "tables", "0"]:
+                return [self.table]
+            case ["softmax", "tables", "0"]:
+                return [self.head]
+            case ["final_norm", kind]:
+                return [f"{self.final_norm}.{kind}"]
+            case ["layers", i, *module, kind]:
+                theirs = self.in_layer[".".join(module)]
+                return [f"{self.layers}.{i}.{module}.{kind}" for module in theirs]
+        raise KeyError(name)
+
+
 def filled(
-    config: ModelConfig,
-    state: Mapping[str, Tensor],
-    their_names: Callable[[str], list[str]],
-    path: Path,
-    *,
-    head: str,
-    table: str,
+    config: ModelConfig, state: Mapping[str, Tensor], names: Names, path: Path
 ) -> TransformerXL:
     """The model of these tensors, read strictly and without a copy where one tensor is one of ours.
 
     Args:
-        their_names: of the name of one of our weights the tensors that it is made of, one below the
-            other.
         path: what is named if they do not fit.
-        head, table: names of the tables of the softmax and of the embedding.
     Raises:
         UsageError: if a tensor is missing, left over, of another shape, or not finite.
     """
@@ -146,20 +218,20 @@ def filled(
     dtype = next(iter(state.values())).dtype
     for name, parameter in weights_of(model).items():
         parts = []
-        for their_name in their_names(name):
+        for their_name in names.of(name):
             require(their_name in state, f"{path}: {their_name} is missing from the weights")
             used.add(their_name)
             parts.append(state[their_name].to(dtype))
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         require(
             tensor.shape == parameter.shape,
-            f"{path}: {' and '.join(their_names(name))}: of the shape {tuple(tensor.shape)};"
+            f"{path}: {' and '.join(names.of(name))}: of the shape {tuple(tensor.shape)};"
             f" config.json asks for {tuple(parameter.shape)}",
         )
         parameter.data = tensor
-    is_second = not config.not_tied and head in state and torch.equal(state[head], state[table])
-    if is_second:
-        used.add(head)
+    is_tied = not config.not_tied and names.head in state
+    if is_tied and torch.equal(state[names.head], state[names.table]):
+        used.add(names.head)
     _require_no_more(state, used, path)
     return model.eval()
 

@@ -10,27 +10,25 @@ from typing import Any
 
 from torch import Tensor
 
-from txl.config import Context, ModelConfig, UsageError, require
+from txl.config import Context, ModelConfig, require
 from txl.convert.decoder import (
+    ALWAYS,
+    REQUIRED,
+    Names,
     filled,
+    naming_fields,
     read_in_segments,
+    require_activation,
     require_plain_weights,
     require_types,
     rotary_of,
+    sizes_of,
 )
 from txl.convert.source import Found, Place, Source
-from txl.convert.tensor_files import tensors_in, weights_file
-from txl.runtime.records import read_json
+from txl.convert.tensor_files import tensors_of, weights_file
 
-_REQUIRED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
 _TYPES: dict[str, Any] = {
-    **dict.fromkeys((*_REQUIRED, "max_position_embeddings"), int),
+    **dict.fromkeys((*REQUIRED, "max_position_embeddings"), int),
     **dict.fromkeys(("layer_norm_eps", "rope_theta", "partial_rotary_factor"), float),
     **dict.fromkeys(("attention_bias", "tie_word_embeddings", "use_parallel_residual"), bool),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), dict[str, Any] | None),
@@ -52,72 +50,47 @@ def configs_of(settings: Mapping[str, Any], path: Path) -> tuple[ModelConfig, Co
     config = {**_DEFAULTS, **settings}
     config.setdefault("rope_theta", settings.get("rotary_emb_base", 10_000.0))
     config.setdefault("partial_rotary_factor", settings.get("rotary_pct", 0.25))
-    require_types(config, _TYPES, _REQUIRED, path)
+    require_types(config, _TYPES, path)
     require_plain_weights(config, path)
-    act = config["hidden_act"]
-    require(
-        act in _ACTIVATIONS,
-        f"{path}: hidden_act {act}: no such activation here, only {' and '.join(_ACTIVATIONS)}",
-    )
-    try:
+    require_activation(config["hidden_act"], _ACTIVATIONS, path)
+    with naming_fields(path):
         model_config = _model_of(config)
         return read_in_segments(model_config, config["max_position_embeddings"], None)
-    except UsageError as error:  # a file has names, and no flags
-        raise UsageError(f"{path}: {str(error).replace('--', '')}") from None
 
 
 def _model_of(config: Mapping[str, Any]) -> ModelConfig:
-    n_head = config["num_attention_heads"]
-    require(n_head > 0, f"num_attention_heads {n_head}: must be at least 1")
+    sizes = sizes_of(config)
     return ModelConfig(
-        n_token=config["vocab_size"],
-        n_layer=config["num_hidden_layers"],
-        n_head=n_head,
-        d_head=config["hidden_size"] // n_head,
-        d_model=config["hidden_size"],
-        d_inner=config["intermediate_size"],
+        d_head=sizes["d_model"] // sizes["n_head"],
         activation=config["hidden_act"],
         qkv_bias=config["attention_bias"],
         o_bias=config["attention_bias"],
         layer_norm_epsilon=config["layer_norm_eps"],
-        not_tied=not config["tie_word_embeddings"],
         parallel=config["use_parallel_residual"],
-        position="rotary",
-        pre_lnorm=True,
-        final_norm=True,
-        scale_embedding=False,
-        softmax_bias=False,
+        **sizes,
         **rotary_of(config),
+        **ALWAYS,
     )
 
 
-_TABLE = "gpt_neox.embed_in.weight"
-_HEAD = "embed_out.weight"
 _FUSED = ".attention.query_key_value."
-_IN_LAYER = {
-    "attn.q_net": "attention.query",
-    "attn.k_net": "attention.key",
-    "attn.v_net": "attention.value",
-    "attn.o_net": "attention.dense",
-    "attn_norm": "input_layernorm",
-    "ff.0": "mlp.dense_h_to_4h",
-    "ff.3": "mlp.dense_4h_to_h",
-    "ff_norm": "post_attention_layernorm",
-}
-
-
-def their_names(name: str) -> list[str]:
-    """The tensor there that one of ours is, once those of queries, keys and values are apart."""
-    match name.split("."):
-        case ["word_emb", "tables", "0"]:
-            return [_TABLE]
-        case ["softmax", "tables", "0"]:
-            return [_HEAD]
-        case ["final_norm", kind]:
-            return [f"gpt_neox.final_layer_norm.{kind}"]
-        case ["layers", i, *module, kind]:
-            return [f"gpt_neox.layers.{i}.{_IN_LAYER['.'.join(module)]}.{kind}"]
-    raise KeyError(name)
+NAMES = Names(
+    table="gpt_neox.embed_in.weight",
+    head="embed_out.weight",
+    final_norm="gpt_neox.final_layer_norm",
+    layers="gpt_neox.layers",
+    in_layer={
+        "attn.q_net": ("attention.query",),
+        "attn.k_net": ("attention.key",),
+        "attn.v_net": ("attention.value",),
+        "attn.o_net": ("attention.dense",),
+        "attn_norm": ("input_layernorm",),
+        "ff.0": ("mlp.dense_h_to_4h",),
+        "ff.3": ("mlp.dense_4h_to_h",),
+        "ff_norm": ("post_attention_layernorm",),
+    },
+)
+"""Once queries, keys and values are apart."""
 
 
 def apart(state: Mapping[str, Tensor], n_head: int, path: Path) -> dict[str, Tensor]:
@@ -148,17 +121,13 @@ class GPTNeoX(Source):
 
     @classmethod
     def recognises(cls, place: Place) -> bool:
-        try:
-            return read_json(place.path / "config.json")["model_type"] == "gpt_neox"
-        except (OSError, ValueError, TypeError, KeyError):
-            return False
+        return place.settings.get("model_type") == "gpt_neox"
 
     @classmethod
     def read(cls, place: Place) -> Found:
-        path = place.path / "config.json"
-        config, context = configs_of(read_json(path), path)
-        held = tensors_in(place.path)
-        state = apart(held, config.n_head, place.path)
-        model = filled(config, state, their_names, place.path, head=_HEAD, table=_TABLE)
+        config, context = configs_of(place.settings, place.path / "config.json")
         weights = weights_file(place.path)
+        held = tensors_of(weights)
+        state = apart(held, config.n_head, place.path)
+        model = filled(config, state, NAMES, place.path)
         return Found(model, context, tuple(held), weights, [], has_tokenizer=True)

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
@@ -31,14 +29,13 @@ from txl.convert.kimiyoung import (
     to_theirs,
     unwrapped,
 )
-from txl.convert.pickles import PickledTensor, read_pickle
 from txl.convert.source import DATA, Found, Place, Source
-from txl.files import require_readable
+from txl.convert.tensor_files import ONE, PICKLED, tensors_of
 from txl.model.sizes import shapes_of
 from txl.model.transformer import TransformerXL
 from txl.runtime.records import read_json, require_fields
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS = (ONE, PICKLED)
 _REQUIRED = ("vocab_size", "d_model", "n_layer", "n_head", "d_head", "d_inner")
 _SHARED = ("r_w_bias", "r_r_bias")
 _ONLY = {"attn_type": 0, "sample_softmax": -1}
@@ -116,24 +113,7 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         kind == "transfo-xl",
         f"{folder / 'config.json'}: model_type {kind}; only transfo-xl is read",
     )
-    path = weights_in(folder)
-    if path.suffix == ".safetensors":
-        require_readable(path)
-        try:
-            return load_file(path), config
-        except (OSError, SafetensorError):
-            raise UsageError(f"{path}: truncated or damaged; use another copy") from None
-    held = read_pickle(path)
-    good = (
-        isinstance(held, dict)
-        and all(isinstance(value, PickledTensor) for value in held.values())
-        and bool(held)
-    )
-    require(good, f"{path}: holds no state dict; use the file that save_pretrained wrote")
-    try:
-        return {name: tensor.read() for name, tensor in held.items()}, config
-    except ValueError as error:
-        raise UsageError(f"{path}: damaged ({error}); use another copy") from None
+    return tensors_of(weights_in(folder)), config
 
 
 def weights_in(folder: Path) -> Path:

@@ -14,18 +14,23 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert.decoder import (
+    ALWAYS,
+    REQUIRED,
+    Names,
     filled,
+    naming_fields,
     read_in_segments,
+    require_activation,
     require_plain_weights,
     require_types,
     rotary_for,
     rotary_of,
+    sizes_of,
 )
 from txl.convert.source import Found, Place, Source
-from txl.convert.tensor_files import tensors_in, weights_file
+from txl.convert.tensor_files import tensors_of, weights_file
 from txl.memory.sinks import Sinks
 from txl.model.transformer import TransformerXL
-from txl.runtime.records import read_json
 
 
 @dataclass(frozen=True)
@@ -67,26 +72,11 @@ FAMILIES = {
 }
 """By `model_type`."""
 
-_ALWAYS: dict[str, Any] = {
-    "position": "rotary",
-    "norm": "rms",
-    "pre_lnorm": True,
-    "final_norm": True,
-    "scale_embedding": False,
-    "softmax_bias": False,
-}
-"""What all of them have in common."""
+_ALWAYS = ALWAYS | {"norm": "rms"}
 _ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu"}
 _OF_CONFIG: dict[str, Any] = {
     **dict.fromkeys(
-        (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-        ),
+        (*REQUIRED, "max_position_embeddings"),
         int,
     ),
     **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), int | None),
@@ -108,13 +98,6 @@ _DEFAULTS: dict[str, Any] = {
     "use_sliding_window": False,
     "hidden_act": "silu",
 }
-_REQUIRED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
 
 
 def configs_of(settings: Mapping[str, Any], path: Path) -> tuple[ModelConfig, Context]:
@@ -133,46 +116,27 @@ def configs_of(settings: Mapping[str, Any], path: Path) -> tuple[ModelConfig, Co
             f"{path}: model_type {model_type}; there are {', '.join(FAMILIES)} and transfo-xl"
         )
     config = {**_DEFAULTS, **family.defaults, **settings}
-    require_types(config, _OF_CONFIG, _REQUIRED, path)
-    _require_plain(config, path)
-    try:
-        model_config = _model_of(config, family)
-        n_trained = config["max_position_embeddings"]
-        window = _window_of(config, str(model_type), path)
-        model_config, context = read_in_segments(model_config, n_trained, window)
-    except UsageError as error:  # a file has names, and no flags
-        raise UsageError(f"{path}: {str(error).replace('--', '')}") from None
-    return model_config, context
-
-
-def _require_plain(config: Mapping[str, Any], path: Path) -> None:
-    """Raise `UsageError` if the model has what ours has not."""
-    act = config["hidden_act"]
-    require(
-        act in _ACTIVATIONS,
-        f"{path}: hidden_act {act}: no such activation here, only {' and '.join(_ACTIVATIONS)}",
-    )
+    require_types(config, _OF_CONFIG, path)
+    require_activation(config["hidden_act"], _ACTIVATIONS, path)
     require_plain_weights(config, path)
+    window = _window_of(config, str(model_type), path)
+    with naming_fields(path):
+        model_config = _model_of(config, family)
+        return read_in_segments(model_config, config["max_position_embeddings"], window)
 
 
 def _model_of(config: Mapping[str, Any], family: Family) -> ModelConfig:
-    n_head = config["num_attention_heads"]
-    require(n_head > 0, f"num_attention_heads {n_head}: must be at least 1")
+    sizes = sizes_of(config)
     own = dict(family.own)
     if config["attention_bias"]:
         own |= {"qkv_bias": True, "o_bias": True}
     return ModelConfig(
-        n_token=config["vocab_size"],
-        n_layer=config["num_hidden_layers"],
-        n_head=n_head,
-        n_kv_head=config.get("num_key_value_heads") or n_head,
-        d_head=config.get("head_dim") or config["hidden_size"] // n_head,
-        d_model=config["hidden_size"],
-        d_inner=config["intermediate_size"],
+        n_kv_head=config.get("num_key_value_heads") or sizes["n_head"],
+        d_head=config.get("head_dim") or sizes["d_model"] // sizes["n_head"],
         activation=_ACTIVATIONS[config["hidden_act"]],
         ff_bias=config["mlp_bias"],
         layer_norm_epsilon=config["rms_norm_eps"],
-        not_tied=not config["tie_word_embeddings"],
+        **sizes,
         **rotary_of(config),
         **_ALWAYS,
         **own,
@@ -200,11 +164,9 @@ def _window_of(config: Mapping[str, Any], model_type: str, path: Path) -> int | 
 
 def from_llama(state: Mapping[str, Tensor], config: ModelConfig, path: Path) -> TransformerXL:
     """The model of these tensors, see `filled`."""
-    return filled(config, state, their_names, path, head=_HEAD, table=_TABLE)
+    return filled(config, state, NAMES, path)
 
 
-_TABLE = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
 _IN_LAYER = {
     "attn.q_net": ("self_attn.q_proj",),
     "attn.k_net": ("self_attn.k_proj",),
@@ -219,22 +181,13 @@ _IN_LAYER = {
     "ff.3": ("mlp.down_proj",),
     "ff_norm": ("post_attention_layernorm",),
 }
-"""Their modules for each of ours; weights of two stand one below the other in ours."""
-
-
-def their_names(name: str) -> list[str]:
-    """The tensors there that one of ours is made of."""
-    match name.split("."):
-        case ["word_emb", "tables", "0"]:
-            return [_TABLE]
-        case ["softmax", "tables", "0"]:
-            return [_HEAD]
-        case ["final_norm", kind]:
-            return [f"model.norm.{kind}"]
-        case ["layers", i, *module, kind]:
-            theirs = _IN_LAYER[".".join(module)]
-            return [f"model.layers.{i}.{module}.{kind}" for module in theirs]
-    raise KeyError(name)
+NAMES = Names(
+    table="model.embed_tokens.weight",
+    head="lm_head.weight",
+    final_norm="model.norm",
+    layers="model.layers",
+    in_layer=_IN_LAYER,
+)
 
 
 def to_llama(model: TransformerXL) -> dict[str, Tensor]:
@@ -246,7 +199,7 @@ def to_llama(model: TransformerXL) -> dict[str, Tensor]:
             f"--memory {model.config.memory}: its weights have no place in transformers; use --to"
             " txl",
         )
-        names = their_names(name)
+        names = NAMES.of(name)
         for their_name, part in zip(names, parameter.detach().chunk(len(names)), strict=True):
             theirs[their_name] = part.contiguous()
     return theirs
@@ -354,17 +307,12 @@ class Llama(Source):
 
     @classmethod
     def recognises(cls, place: Place) -> bool:
-        try:
-            return read_json(place.path / "config.json")["model_type"] in FAMILIES
-        except (OSError, ValueError, TypeError, KeyError):
-            return False
+        return str(place.settings.get("model_type")) in FAMILIES
 
     @classmethod
     def read(cls, place: Place) -> Found:
-        path = place.path / "config.json"
-        settings = read_json(path)
-        config, context = configs_of(settings, path)
-        state = tensors_in(place.path)
-        model = from_llama(state, config, place.path)
+        config, context = configs_of(place.settings, place.path / "config.json")
         weights = weights_file(place.path)
+        state = tensors_of(weights)
+        model = from_llama(state, config, place.path)
         return Found(model, context, tuple(state), weights, [], has_tokenizer=True)

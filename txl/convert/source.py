@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 from txl.config import Context, UsageError
 from txl.convert.pickles import read_pickle
 from txl.model.transformer import TransformerXL
+from txl.runtime.records import read_json
 
 PICKLES = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 """Files in a folder that may hold a pickled checkpoint."""
@@ -46,6 +47,17 @@ class Place:
         if self.pickle is None:
             return None
         return read_pickle(self.pickle)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The object in config.json; empty: there is none, or it is damaged."""
+        try:
+            settings = read_json(self.path / "config.json")
+        except (OSError, ValueError):
+            return {}
+        if isinstance(settings, dict):
+            return settings
+        return {}
 
 
 class Found(NamedTuple):

@@ -17,33 +17,34 @@ INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 
 
-def tensors_in(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder by name, mapped from the disk where the format allows it.
-
-    Raises:
-        UsageError: if there are none, or files and index do not agree, or one is damaged.
+def weights_file(folder: Path) -> Path:
+    """The file that stands for the weights: the only one, or the index of several. Raises
+    `UsageError` if there is none.
     """
-    if (folder / INDEX).is_file():
-        return _of_index(folder)
-    if (folder / ONE).is_file():
-        return _of_file(folder / ONE)
-    if (folder / PICKLED).is_file():
-        return _of_pickle(folder / PICKLED)
+    for name in (INDEX, ONE, PICKLED):
+        if (folder / name).is_file():
+            return folder / name
     raise UsageError(
         f"{folder}: holds neither {ONE} nor {INDEX} nor {PICKLED}; download the weights too"
     )
 
 
-def weights_file(folder: Path) -> Path:
-    """The file that stands for the weights: the only one, or the index of several."""
-    for name in (INDEX, ONE, PICKLED):
-        if (folder / name).is_file():
-            return folder / name
-    raise UsageError(f"{folder}: holds no weights; download them too")
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, or of those that an index names, mapped from the disk where the format
+    allows it.
+
+    Raises:
+        UsageError: if files and index do not agree, or one is damaged.
+    """
+    if path.name == INDEX:
+        return _of_index(path)
+    if path.suffix == ".safetensors":
+        return _of_file(path)
+    return _of_pickle(path)
 
 
-def _of_index(folder: Path) -> dict[str, Tensor]:
-    path = folder / INDEX
+def _of_index(path: Path) -> dict[str, Tensor]:
+    folder = path.parent
     try:
         file_of = read_json(path)["weight_map"]
         names = set(file_of.values())
