@@ -109,7 +109,12 @@ def speeds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             peers = []
             for dtype in args.dtypes:
                 how = json.dumps(
-                    {"folder": str(args.folder.resolve()), "mem_len": mem_len, "dtype": dtype}
+                    {
+                        "folder": str(args.folder.resolve()),
+                        "tgt_len": TGT_LEN,
+                        "mem_len": mem_len,
+                        "dtype": dtype,
+                    }
                 )
                 peers.append(Peer("decoder", how, dtype=dtype))
                 peers.append(Peer("decoder_huggingface", how, python=args.peer, dtype=dtype))

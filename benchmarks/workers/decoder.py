@@ -8,27 +8,21 @@ from typing import Any
 import torch
 
 import txl
-from benchmarks.workers.serve import serve
+from benchmarks.workers.serve import drawn, serve
 from txl.config import Context
 from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
-
-TGT_LEN = 128
 
 
 def started(how: dict[str, Any]) -> tuple[Any, Reader]:
     """The model, and a reader of a text of mem_len tokens, all of which it sees."""
     lm = txl.load(how["folder"], dtype=how["dtype"])
-    context = Context(tgt_len=TGT_LEN, mem_len=how["mem_len"])
+    context = Context(tgt_len=how["tgt_len"], mem_len=how["mem_len"])
     reader = Reader(lm.model.eval(), context, 1)
     with lm.computing():
-        for part_1T in drawn(lm.model.config.n_token, how["mem_len"]).split(TGT_LEN, dim=1):
+        for part_1T in drawn(lm.model.config.n_token, how["mem_len"]).split(how["tgt_len"], dim=1):
             reader.read(part_1T)
     return lm, reader
-
-
-def drawn(n_word: int, n_token: int) -> torch.Tensor:
-    return torch.randint(0, n_word, (1, n_token), generator=torch.Generator().manual_seed(1))
 
 
 def write(how: dict[str, Any]) -> Iterator[object]:
@@ -44,9 +38,9 @@ def write(how: dict[str, Any]) -> Iterator[object]:
 
 
 def score(how: dict[str, Any]) -> Iterator[object]:
-    """A segment of 128 tokens at a time."""
+    """A segment at a time."""
     lm, reader = started(how)
-    token_1T = drawn(lm.model.config.n_token, TGT_LEN)
+    token_1T = drawn(lm.model.config.n_token, how["tgt_len"])
     while True:
         with torch.inference_mode(), lm.computing():
             hidden_1TD = reader.read(token_1T)

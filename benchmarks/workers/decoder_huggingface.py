@@ -8,9 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.workers.serve import serve
-
-TGT_LEN = 128
+from benchmarks.workers.serve import drawn, serve
 
 
 def started(how: dict[str, Any]) -> tuple[Any, Any]:
@@ -21,14 +19,10 @@ def started(how: dict[str, Any]) -> tuple[Any, Any]:
     model = AutoModelForCausalLM.from_pretrained(how["folder"], dtype=dtype).eval()
     cache = None
     with torch.inference_mode():
-        for part_1T in drawn(model.config.vocab_size, how["mem_len"]).split(TGT_LEN, dim=1):
+        for part_1T in drawn(model.config.vocab_size, how["mem_len"]).split(how["tgt_len"], dim=1):
             out = model(part_1T, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = out.past_key_values
     return model, cache
-
-
-def drawn(n_word: int, n_token: int) -> torch.Tensor:
-    return torch.randint(0, n_word, (1, n_token), generator=torch.Generator().manual_seed(1))
 
 
 def write(how: dict[str, Any]) -> Iterator[object]:
@@ -44,14 +38,14 @@ def write(how: dict[str, Any]) -> Iterator[object]:
 
 
 def score(how: dict[str, Any]) -> Iterator[object]:
-    """A segment of 128 tokens at a time, each after the same text."""
+    """A segment at a time, each after the same text."""
     model, cache = started(how)
-    token_1T = drawn(model.config.vocab_size, TGT_LEN)
+    token_1T = drawn(model.config.vocab_size, how["tgt_len"])
     while True:
         with torch.inference_mode():
             out = model(token_1T, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            cache.crop(-TGT_LEN)
+            cache.crop(-how["tgt_len"])
             logit_TV = out.logits[0].float()
             yield F.cross_entropy(logit_TV, token_1T[0], reduction="none")
 

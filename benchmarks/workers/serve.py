@@ -85,6 +85,11 @@ def _peak_bytes(work: Iterator[object], device: torch.device, before: int | None
     return None if None in (held, before) else held - before
 
 
+def drawn(n_word: int, n_token: int) -> Tensor:
+    """Ids of a text of one row, the same at each call, (1, T)."""
+    return torch.randint(0, n_word, (1, n_token), generator=torch.Generator().manual_seed(1))
+
+
 def word_shares(shape: Shape) -> Tensor:
     """How often each word of the vocabulary occurs, most frequent first, (V,).
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from txl.config import ModelConfig
 from txl.model.attention import RelativeSoftmax
 from txl.model.span import Span
-from txl.ops.heads import per_query_head
+from txl.ops.heads import folded, folded_mask, per_query_head
 from txl.ops.rel_attention import takes_factors, with_far_rows
 from txl.positions import PositionEncoding
 from txl.positions.base import rel_shift
@@ -128,7 +128,7 @@ class GroupedSoftmaxAttention(SoftmaxAttention):
         if softmax_path(pos) != "scaled_dot_product_attention":
             k_BNSH, v_BNSH = per_query_head(q_BNTH.shape[1], k_BNSH, v_BNSH)
             return super().forward(q_BNTH, k_BNSH, v_BNSH, pos=pos, feats=feats, span=span)
-        q_BKLH = q_BNTH.unflatten(1, (-1, self.n_group)).flatten(2, 3)
+        q_BKLH = folded(q_BNTH, k_BNSH.shape[1])
         out_BKLH = self.by_product(q_BKLH, k_BNSH, v_BNSH, pos.scale, self._mask(q_BNTH, span))
         return out_BKLH.reshape(q_BNTH.shape)
 
@@ -137,8 +137,7 @@ class GroupedSoftmaxAttention(SoftmaxAttention):
         sees_all = span.n_new == 1 and not 0 < span.window < span.n_key
         if sees_all and span.since_BT is None and span.log_weight_BTS is None:
             return None
-        mask = mask_of(span, q_BNTH)
-        return torch.cat([mask] * self.n_group, dim=-2)
+        return folded_mask(mask_of(span, q_BNTH), self.n_group)
 
 
 def mask_of(span: Span, like: Tensor) -> Tensor:

@@ -6,15 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from txl.checkpoint import MemoryUse
-from txl.cli.flags import read_flags, refuse_idle_flags
-from txl.commands.read import begun_in
+from txl.cli.flags import read_flags
+from txl.commands.one_model import begun_in, opened
 from txl.config import UsageError, build, require
 from txl.data_utils.free_text import decoder, encode_text, read_text, read_turns
 from txl.data_utils.tokenizer import Tokenizer
 from txl.generation.config import GENERATE, LONGEST_SESSION, GenerateConfig
 from txl.language.chat import Chat
-from txl.language.model import LanguageModel
 from txl.language.text_generation import Session, TextGenerator
 from txl.runtime.resources import require_room
 
@@ -27,15 +25,7 @@ def main(argv: Sequence[str]) -> None:
     typed = read_flags(argv, *GENERATE, description=__doc__ or "", first=first, presets="generate")
     config = build(GenerateConfig, typed)
     config.refuse_with_beams(name for name in ("seed", "batch_size") if name in typed)
-    sources = {"vocabulary": config.vocabulary, "dataset": config.dataset}
-    how = {"device": config.device, "dtype": config.dtype, **MemoryUse.asked(typed)}
-    lm = LanguageModel.open(config.work_dir, **sources, **how)
-    own = (
-        f"--dataset {config.dataset}: {config.work_dir} is a run of txl and has its own; leave the"
-        " flag out"
-    )
-    require(config.dataset is None or lm.run is None, own)
-    refuse_idle_flags(typed, config, lm.model_config)
+    lm = opened(config, typed)
     begun = begun_in(lm, config.memory_file)
     vocab = lm.tokenizer
     tokenised = lm.is_tokenised

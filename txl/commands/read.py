@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from txl.checkpoint import MemoryUse, ReadsOn
-from txl.cli.flags import named, read_flags, refuse_idle_flags
+from txl.cli.flags import named, read_flags
+from txl.commands.one_model import memory_in, opened
 from txl.config import LENGTH, SIZE, TextKind, build, option, require
 from txl.data_utils.free_text import read_text
-from txl.inference.kept import Begun
-from txl.language.kept_memory import KeptMemory, load_memory, require_place
-from txl.language.model import LanguageModel
+from txl.language.kept_memory import require_place
 from txl.runtime.log import print_line
 
 MOST_USED = ("text", "work_dir", "to", "memory_file", "mem_len", "tokenise")
@@ -48,15 +47,7 @@ def main(argv: Sequence[str]) -> None:
     require(config.to is not None, "--to: name the file for the memory, such as --to book.memory")
     place = Path(config.to or "")
     require_place(place)
-    sources = {"vocabulary": config.vocabulary, "dataset": config.dataset}
-    how = {"device": config.device, "dtype": config.dtype, **MemoryUse.asked(typed)}
-    lm = LanguageModel.open(config.work_dir, **sources, **how)
-    own = (
-        f"--dataset {config.dataset}: {config.work_dir} is a run of txl and has its own; leave the"
-        " flag out"
-    )
-    require(config.dataset is None or lm.run is None, own)
-    refuse_idle_flags(typed, config, lm.model_config)
+    lm = opened(config, typed)
     lm = replace(lm, context=lm.context.as_asked(config))
     before = memory_in(lm, config.memory_file)
     text = read_text(config.text, lm.tokenizer)
@@ -67,18 +58,3 @@ def main(argv: Sequence[str]) -> None:
     print_line(
         f"| {config.text}: {memory.n_token:,} tokens read in all, kept in {place}, {size:.1f} MiB"
     )
-
-
-def memory_in(lm: LanguageModel, file: str | None) -> KeptMemory | None:
-    """The memory in a file, if one is named. Raises `UsageError` if it is none of this model."""
-    if file is None:
-        return None
-    memory = load_memory(file)
-    lm.begun(memory)
-    return memory
-
-
-def begun_in(lm: LanguageModel, file: str | None) -> Begun | None:
-    """What was read of the text whose memory is in a file, if one is named. Raises `UsageError` if it
-    is none of this model."""
-    return lm.begun(memory_in(lm, file))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
-from txl.commands.read import begun_in
+from txl.commands.one_model import begun_in
 from txl.commands.scoring import opened, training_text
 from txl.config import require
 from txl.data_utils.corpus import DataConfig

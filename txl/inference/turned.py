@@ -19,6 +19,7 @@ from txl.memory.sinks import Sinks, n_dropped
 from txl.model.memory import Fifo
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
+from txl.ops.heads import folded, folded_mask
 from txl.ops.numbers import as_multiplied, at_least_float32
 from txl.positions.base import PlacedAttention
 from txl.positions.rotary import Rotary, turned
@@ -91,7 +92,8 @@ class TurnedSegments:
         model = self._model
         n_new = token_BT.shape[1]
         h_BTD = model.drop(model.word_emb(token_BT))
-        feats, mask = self._positions(n_new, h_BTD)
+        feats = self._turns(n_new, h_BTD)
+        mask = self._mask(n_new, h_BTD.device)
         for i, layer in enumerate(model.layers):
             h_BTD = layer.finish(h_BTD, self._attended(i, layer, h_BTD, feats, mask))
         self._end += n_new
@@ -113,9 +115,9 @@ class TurnedSegments:
     def _remember(self, memory: Memory, batch_size: int) -> None:
         """Begin with what a memory of one row holds, as if it stood at the first places."""
         n_kept = memory.length
+        feats = self._turns(n_kept, memory.states[0].hidden_BMD)
         for i, (layer, state) in enumerate(zip(self._model.layers, memory.states, strict=True)):
             k_1KMH, v_1KMH = layer.keys_and_values(state.hidden_BMD)
-            feats, _ = self._positions(n_kept, state.hidden_BMD)
             self._appended(
                 i,
                 turned(k_1KMH, feats).expand(batch_size, -1, -1, -1),
@@ -124,20 +126,25 @@ class TurnedSegments:
         self._end += n_kept
         self._place += n_kept
 
-    def _positions(self, n_new: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Turns of the new tokens, and which keys they see, (G T, S); None: all that there are."""
+    def _turns(self, n_new: int, like: Tensor) -> Tensor:
+        """Those of the new tokens, see `Rotary.turns`."""
         place_T = torch.arange(self._place, self._place + n_new, device=like.device)
-        feats = self._pos.turns(place_T, at_least_float32(like.dtype))
+        return self._pos.turns(place_T, at_least_float32(like.dtype))
+
+    def _mask(self, n_new: int, device: torch.device) -> Tensor | None:
+        """Which keys the new tokens see, (G T, S); None: all that there are, for which a single one
+        forgets what is out of its window.
+        """
         if n_new == 1:
             if self._window:
                 self._begin = max(self._begin, self._end + 1 - self._window)
-            return feats, None
+            return None
         n_past = self._end - self._begin
-        mask = torch.ones(n_new, n_past + n_new, dtype=torch.bool, device=like.device).tril(n_past)
+        mask = torch.ones(n_new, n_past + n_new, dtype=torch.bool, device=device).tril(n_past)
         if self._window:
             mask = mask.triu(n_past + 1 - self._window)
         config = self._model.config
-        return feats, mask.repeat(config.n_head // config.n_key_head, 1)
+        return folded_mask(mask, config.n_head // config.n_key_head)
 
     def _attended(
         self, i: int, layer: Any, h_BTD: Tensor, feats: Tensor, mask: Tensor | None
@@ -148,8 +155,7 @@ class TurnedSegments:
         q_BNTH = turned(attn.heads(attn.q_net(x_BTD)), feats)
         k_BKTH, v_BKTH = attn.keys_and_values(x_BTD)
         k_BKSH, v_BKSH = self._appended(i, turned(k_BKTH, feats), v_BKTH)
-        # the queries of a group are further ones of one head
-        q_BKLH = q_BNTH.unflatten(1, (k_BKTH.shape[1], -1)).flatten(2, 3)
+        q_BKLH = folded(q_BNTH, k_BKTH.shape[1])
         # in 16 bits the operator keeps logits in float32
         if mask is None and q_BKLH.device.type == "cpu" and q_BKLH.dtype.itemsize > 2:
             out_BKLH = _over_all(q_BKLH, k_BKSH, v_BKSH, attn.pos.scale)

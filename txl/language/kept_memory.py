@@ -302,11 +302,11 @@ def digest_of_model(model: TransformerXL) -> str:
 
 def _settings(config: ModelConfig) -> dict[str, Any]:
     """What differs from the defaults."""
+    defaults = as_dict(ModelConfig())
     found = {}
-    for name, value in as_dict(ModelConfig()).items():
-        own = as_dict(config)[name]
-        if name != "own" and own != value:
-            found[name] = own
+    for name, value in as_dict(config).items():
+        if name != "own" and value != defaults[name]:
+            found[name] = value
     of_parts = settings_of_all()
     for name, value in config.own.items():
         if name not in of_parts or value != default_of(of_parts[name]):

@@ -1,0 +1,51 @@
+"""What the programs that read with one model have in common: the model, and a text that it has begun."""
+
+from typing import Any
+
+from txl.checkpoint import MemoryUse
+from txl.cli.flags import Typed, refuse_idle_flags
+from txl.config import require
+from txl.inference.kept import Begun
+from txl.language.kept_memory import KeptMemory, load_memory
+from txl.language.model import LanguageModel
+
+
+def opened(config: Any, typed: Typed) -> LanguageModel:
+    """The model that flags name, with the memory that they ask for. Raises `UsageError` if it is
+    none, or a flag has no effect with it.
+
+    Args:
+        config: of a program, with the fields of `OneModel` and `dataset`.
+    """
+    lm = LanguageModel.open(
+        config.work_dir,
+        vocabulary=config.vocabulary,
+        dataset=config.dataset,
+        device=config.device,
+        dtype=config.dtype,
+        **MemoryUse.asked(typed),
+    )
+    require(
+        config.dataset is None or lm.run is None,
+        f"--dataset {config.dataset}: {config.work_dir} is a run of txl and has its own; leave the"
+        " flag out",
+    )
+    refuse_idle_flags(typed, config, lm.model_config)
+    return lm
+
+
+def memory_in(lm: LanguageModel, file: str | None) -> KeptMemory | None:
+    """The memory in a file, if one is named. Raises `UsageError` if it is none of this model."""
+    if file is None:
+        return None
+    memory = load_memory(file)
+    lm.begun(memory)
+    return memory
+
+
+def begun_in(lm: LanguageModel, file: str | None) -> Begun | None:
+    """What was read of the text whose memory is in a file, as `memory_in`."""
+    memory = memory_in(lm, file)
+    if memory is None:
+        return None
+    return memory.begun
