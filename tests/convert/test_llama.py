@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.hf.llamas import EVERY, GOLDEN, golden_ids, weight
@@ -15,7 +15,7 @@ from txl.config import UsageError
 from txl.convert import convert, gpt_neox
 from txl.convert.llama import NAMES, Llama, config_for_llama, configs_of, to_llama
 from txl.convert.source import Place
-from txl.convert.tensor_files import INDEX, ONE
+from txl.convert.tensor_files import INDEX, ONE, fingerprint_of, weights_file
 from txl.inference.reader import Reader
 from txl.model.sizes import model_without_values
 
@@ -109,6 +109,13 @@ def test_several_files_are_read_by_their_index(folder: Path, settings: dict[str,
     assert found.kind == "Hugging Face llama"
     back = to_llama(found.model)
     assert all(torch.equal(back[name], tensor) for name, tensor in whole.items())
+
+    weights = weights_file(folder)
+    before = fingerprint_of(weights)
+    path = folder / file_of["model.norm.weight"]
+    changed = load_file(path)
+    save_file(changed | {"model.norm.weight": whole["model.norm.weight"] + 1}, path)
+    assert fingerprint_of(weights) != before  # though the index is the same
 
     hostile = file_of | {"lm_head.weight": "../part_0.safetensors"}
     (folder / INDEX).write_text(json.dumps({"weight_map": hostile}))

@@ -1,5 +1,6 @@
 """Weights in the folder of a Hugging Face model: in one file, or in several with an index."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from txl.config import UsageError, require
 from txl.convert.pickles import PickledTensor, read_pickle
-from txl.files import require_readable
+from txl.files import require_readable, sha256
 from txl.runtime.records import read_json
 
 ONE = "model.safetensors"
@@ -41,6 +42,18 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return _of_file(path)
     return _of_pickle(path)
+
+
+def fingerprint_of(path: Path) -> str:
+    """Hex digest of the weights that a file stands for: of an index those of the files that it names,
+    for it holds no weights itself.
+    """
+    if path.name != INDEX:
+        return sha256(path)
+    digest = hashlib.sha256()
+    for name in sorted(set(read_json(path)["weight_map"].values())):
+        digest.update(f"{name} {sha256(path.with_name(name))}\n".encode())
+    return digest.hexdigest()
 
 
 def _of_index(path: Path) -> dict[str, Tensor]:

@@ -24,11 +24,11 @@ from txl.checkpoint import (
 from txl.config import Context, UsageError, require
 from txl.convert import Converted, convert
 from txl.convert.kimiyoung import rates_of
+from txl.convert.tensor_files import fingerprint_of
 from txl.data_utils.datasets import DATA_SETS, DataConfig, kind_of_tokenizer, tokenizer_of
 from txl.data_utils.pretrained import Pretrained
 from txl.data_utils.tokenizer import EOS, Tokenizer
 from txl.data_utils.words import Vocab
-from txl.files import sha256
 from txl.model.transformer import TransformerXL
 from txl.registry import NoSuchPart
 from txl.runtime.records import read_json, require_fields
@@ -235,7 +235,9 @@ def read_converted(
             dict(model.state_dict()), model.config, **rates_of(model), dtype=wanted
         ).eval()
     record = {"converted_from": {"kind": found.kind, "source": path.name}, "data": data}
-    origin = Origin(found.kind, path, None, found.tensors, dtype, partial(sha256, found.weights))
+    origin = Origin(
+        found.kind, path, None, found.tensors, dtype, partial(fingerprint_of, found.weights)
+    )
     return Contents(model, found.context, tokenizer, record, origin)
 
 
