@@ -2,6 +2,7 @@
 
     python -m benchmarks.pretrained FOLDER --text FILE [--n_token 8192] [--json FILE] [--plot FILE]
     python -m benchmarks.pretrained FOLDER --peer PYTHON [--mem_lens 512 2048 8192] [--pairs 7] [--json FILE]
+    python -m benchmarks.pretrained FOLDER --peer PYTHON --device cuda --dtypes bfloat16 float32
 
 FOLDER is one of Hugging Face, such as scripts/get_smollm2.sh writes. The text is read as it stands, without a beginning
 token, in segments of 128 tokens, and every token but the first is scored. PYTHON is that of an environment with torch
@@ -30,7 +31,7 @@ from txl.runtime.log import perplexity
 TGT_LEN = 128
 MEM_LENS = (0, 128, 512, 2048)
 N_SINK = 4
-UNITS = {"generate": 8, "score": 2}
+UNITS = {"cpu": {"generate": 8, "score": 2}, "cuda": {"generate": 64, "score": 32}}
 """Of each task in one turn."""
 
 
@@ -46,6 +47,7 @@ def main() -> None:
         "--mem_lens", type=positive, nargs="+", default=[512, 2048, 8192], help="[512 2048 8192]"
     )
     parser.add_argument("--dtypes", nargs="+", default=["float32"], help="[float32]")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of --peer")
     parser.add_argument("--pairs", type=positive, default=7, help="times that each is asked [7]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the perplexities there")
@@ -105,7 +107,7 @@ def perplexity_of(lm: LanguageModel, ids: list[int], memory: str, mem_len: int) 
 def speeds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Ours and theirs in turn: a token after so many, and a segment of 128."""
     for mem_len in args.mem_lens:
-        for task, n in UNITS.items():
+        for task, n in UNITS[args.device].items():
             peers = []
             for dtype in args.dtypes:
                 how = json.dumps(
@@ -114,6 +116,7 @@ def speeds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         "tgt_len": TGT_LEN,
                         "mem_len": mem_len,
                         "dtype": dtype,
+                        "device": args.device,
                     }
                 )
                 peers.append(Peer("decoder", how, dtype=dtype))

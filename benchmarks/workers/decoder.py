@@ -16,7 +16,7 @@ from txl.inference.words import WordProbabilities
 
 def started(how: dict[str, Any]) -> tuple[Any, Reader]:
     """The model, and a reader of a text of mem_len tokens, all of which it sees."""
-    lm = txl.load(how["folder"], dtype=how["dtype"])
+    lm = txl.load(how["folder"], dtype=how["dtype"], device=how["device"])
     context = Context(tgt_len=how["tgt_len"], mem_len=how["mem_len"])
     reader = Reader(lm.model.eval(), context, 1)
     with lm.computing():
@@ -50,7 +50,7 @@ def score(how: dict[str, Any]) -> Iterator[object]:
 def main() -> None:
     how = json.loads(sys.argv[1])
     tasks = {"generate": lambda: write(how), "score": lambda: score(how)}
-    serve("txl", tasks, torch.device("cpu"))
+    serve("txl", tasks, torch.device(how["device"]))
 
 
 if __name__ == "__main__":
