@@ -1,0 +1,219 @@
+"""The figures of a file of results, for pages that repeat them: of a study.json, or of any other
+JSON.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from txl.config import UsageError, require
+from txl.runtime.records import read_json
+from txl.studies.plan import METRICS
+from txl.studies.statistics import mean_and_spread
+
+COSTS = (
+    "parameters",
+    "parameters_in_layers",
+    "tokens",
+    "remembered",
+    "operations",
+    "cpu_seconds",
+    "seconds",
+    "ms_per_step",
+)
+"""What a run has cost, by its fields in study.json."""
+PEAK = "peak_mib"
+"""Of a row the maximum over its seeds: a machine must have as much."""
+COMPARED = ("difference", "low", "high", "p", "p_holm", "detectable")
+"""Numbers of a comparison."""
+
+
+class Figures:
+    """What a file of results holds.
+
+    Every question raises `UsageError`, naming the file, if it is about what is not there.
+
+    Args:
+        path: of a JSON file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.content: Any = read_json(path)
+        except ValueError as error:
+            raise UsageError(f"{path}: not JSON ({error}); restore it") from None
+
+    def value(self, *keys: str | int) -> Any:
+        """What stands at a path of names and places."""
+        found = self.content
+        for i, key in enumerate(keys):
+            try:
+                found = found[key]
+            except (KeyError, IndexError, TypeError):
+                there = "; ".join(map(str, found)) if isinstance(found, dict) else "no names"
+                place = " of ".join(map(repr, reversed(keys[:i]))) or "the file"
+                raise UsageError(
+                    f"{self.path}: {key!r}: not in {place}; there are {there}"
+                ) from None
+        return found
+
+    @property
+    def rows(self) -> list[str]:
+        """The names of the rows of a study."""
+        return list(self._all_runs)
+
+    @property
+    def _all_runs(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        runs = self.content.get("runs") if isinstance(self.content, dict) else None
+        require(
+            isinstance(runs, dict), f"{self.path}: holds no runs: not the study.json of a study"
+        )
+        assert isinstance(runs, dict)
+        return runs
+
+    @property
+    def unit(self) -> str:
+        """Of differences."""
+        return METRICS[self.value("study", "metric")]
+
+    def runs(self, row: str) -> Sequence[Mapping[str, Any]]:
+        """The trainings of a row."""
+        there = f"{self.path}: {row!r}: no such row; there are {'; '.join(self.rows)}"
+        require(row in self._all_runs, there)
+        found = self._all_runs[row]
+        require(bool(found), f"{self.path}: {row!r}: has no finished training")
+        return found
+
+    def columns(self, rows: Sequence[str]) -> list[str]:
+        """The columns of the evaluations of rows."""
+        return list(
+            dict.fromkeys(name for row in rows for run in self.runs(row) for name in run["values"])
+        )
+
+    def each(self, row: str, column: str, kind: str = "values") -> list[float]:
+        """A column of every training of a row: the study's metric, or its `nats` per token."""
+        found = []
+        for run in self.runs(row):
+            if column in run[kind]:
+                found.append(run[kind][column])
+        there = "; ".join(self.columns([row]))
+        require(bool(found), f"{self.path}: {row!r}: no column {column!r}; there are {there}")
+        return found
+
+    def mean(self, row: str, column: str) -> float:
+        """The study's metric, over the seeds."""
+        return mean_and_spread(self.each(row, column))[0]
+
+    def deviation(self, row: str, column: str) -> float:
+        """Of the study's metric, over the seeds."""
+        spread = mean_and_spread(self.each(row, column))[1]
+        require(spread is not None, f"{self.path}: {row!r}: one seed, which has no deviation")
+        assert spread is not None
+        return spread
+
+    def nats(self, row: str, column: str) -> float:
+        """Nats per token, over the seeds."""
+        return mean_and_spread(self.each(row, column, "nats"))[0]
+
+    def seeds(self, row: str) -> int:
+        """How many a row has, without trainings that were run again."""
+        return len(self.runs(row)) - self.reruns(row)
+
+    def reruns(self, row: str) -> int:
+        """How many trainings of a row were run again."""
+        return sum(bool(run.get("is_rerun")) for run in self.runs(row))
+
+    def costs(self, row: str, name: str) -> list[float]:
+        """What every training of a row has cost, one of `COSTS`."""
+        require(name in COSTS, f"{self.path}: {name}: no such cost; there are {', '.join(COSTS)}")
+        found = []
+        for run in self.runs(row):
+            if run.get(name) is not None:
+                found.append(run[name])
+        require(bool(found), f"{self.path}: {row!r}: {name} was not measured")
+        return found
+
+    def cost(self, row: str, name: str) -> float:
+        """What a row has cost: the mean over the seeds, of `PEAK` the maximum."""
+        if name == PEAK:
+            return max(self.peaks(row))
+        return mean_and_spread(self.costs(row, name))[0]
+
+    def peaks(self, row: str) -> list[float]:
+        """The peak of memory of every training of a row, in MiB."""
+        found = []
+        for run in self.runs(row):
+            if run.get("peak_gib") is not None:
+                found.append(1024 * run["peak_gib"])
+        require(bool(found), f"{self.path}: {row!r}: {PEAK} was not measured")
+        return found
+
+    def flag(self, row: str, name: str) -> Any:
+        """A flag of train.py that a row was trained with."""
+        return self.value("study", "variants", row, name)
+
+    @functools.cached_property
+    def comparisons(self) -> dict[tuple[str, str], Mapping[str, Any]]:
+        """By contrast, or row beside the baseline, and column (of a contrast: empty)."""
+        found = {}
+        for one in self.value("comparisons"):
+            found[one["run"], one["column"]] = one
+        return found
+
+    def comparison(self, name: str, column: str = "") -> Mapping[str, Any]:
+        """A contrast by its name, or a row beside the baseline in a column."""
+        there = []
+        for run, of in self.comparisons:
+            there.append(f"{run} ({of})" if of else run)
+        shown = f"{name} ({column})" if column else name
+        require(
+            (name, column) in self.comparisons,
+            f"{self.path}: {shown!r}: no such comparison; there are {'; '.join(there)}",
+        )
+        return self.comparisons[name, column]
+
+    def compared(self, number: str, name: str, column: str = "") -> float:
+        """A number of a comparison, one of `COMPARED`."""
+        found = self.comparison(name, column).get(number)
+        require(found is not None, f"{self.path}: {name!r}: has no {number}")
+        assert found is not None
+        return found
+
+    def at(self, row: str, column: str, first: int, last: int | None = None) -> float:
+        """Nats per token over the seeds, of tokens `first` to `last` (None: all that follow) after
+        the first of their article.
+        """
+        means = []
+        for run in self.runs(row):
+            bins = _between(run["distances"].get(column, ()), first, last)
+            edges = "; ".join(str(one["from"]) for one in run["distances"].get(column, ()))
+            require(
+                bool(bins),
+                f"{self.path}: {row!r}, {column!r}: no figures from {first} to {last}; they begin"
+                f" at {edges or 'no distance'}",
+            )
+            n_token = sum(one["tokens"] for one in bins)
+            nats = sum(one["tokens"] * one["nats_per_token"] for one in bins)
+            means.append(nats / n_token)
+        return mean_and_spread(means)[0]
+
+    def tokens_at(self, row: str, column: str, first: int, last: int | None = None) -> int:
+        """How many tokens `at` is of."""
+        bins = self.runs(row)[0]["distances"].get(column, ())
+        return sum(one["tokens"] for one in _between(bins, first, last))
+
+
+def _between(
+    bins: Sequence[Mapping[str, Any]], first: int, last: int | None
+) -> list[Mapping[str, Any]]:
+    """The bins that make up a range; none if they do not."""
+    found = []
+    for one in bins:
+        if one["from"] >= first and (last is None or one["to"] <= last):
+            found.append(one)
+    is_whole = bool(found) and found[0]["from"] == first
+    if is_whole and (last is None or found[-1]["to"] == last):
+        return found
+    return []
