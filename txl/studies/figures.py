@@ -1,14 +1,18 @@
-"""The figures of a file of results, for pages that repeat them: of a study.json, or of any other
-JSON.
+"""The figures of a file of results, for pages that repeat them: of a study.json, of any other JSON,
+or of what txl.studies.occurrences writes with --csv.
 """
 
+import csv
 import functools
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from txl.config import UsageError, require
+from txl.files import content_of
 from txl.runtime.records import read_json
+from txl.studies.occurrences import Group
 from txl.studies.plan import METRICS
 from txl.studies.statistics import mean_and_spread
 
@@ -35,15 +39,12 @@ class Figures:
     Every question raises `UsageError`, naming the file, if it is about what is not there.
 
     Args:
-        path: of a JSON file.
+        path: of a JSON file, or a CSV file, which becomes a list of rows of texts.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self.content: Any = read_json(path)
-        except ValueError as error:
-            raise UsageError(f"{path}: not JSON ({error}); restore it") from None
+        self.content: Any = _content(path)
 
     def value(self, *keys: str | int) -> Any:
         """What stands at a path of names and places."""
@@ -203,6 +204,60 @@ class Figures:
         """How many tokens `at` is of."""
         bins = self.runs(row)[0]["distances"].get(column, ())
         return sum(one["tokens"] for one in _between(bins, first, last))
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups of tokens of a file of txl.studies.occurrences."""
+        found = []
+        try:
+            for row in self.value("rows"):
+                differences = []
+                for name, value in row.items():
+                    if name.startswith("difference "):
+                        differences.append(float(value))
+                found.append(
+                    Group(
+                        row["last occurrence"],
+                        row["in training"],
+                        int(row["tokens"]),
+                        float(row["of"]),
+                        float(row["against"]),
+                        tuple(differences),
+                        float(row["share"]),
+                    )
+                )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise UsageError(
+                f"{self.path}: not what txl.studies.occurrences writes with --csv"
+            ) from None
+        return found
+
+    def group(self, place: str, frequency: str, name: str) -> float:
+        """Of a group of tokens the mean `difference` over the seeds, or its `tokens`, `of`,
+        `against` or `share`.
+        """
+        for one in self.groups:
+            if (one.place, one.frequency) == (place, frequency):
+                if name == "difference":
+                    return mean_and_spread(one.differences)[0]
+                require(name in GROUP, f"{self.path}: {name}: there are {', '.join(GROUP)}")
+                return getattr(one, name)
+        there = "; ".join(f"{one.place}, {one.frequency}" for one in self.groups)
+        raise UsageError(f"{self.path}: {place}, {frequency}: no such group; there are {there}")
+
+
+GROUP = ("difference", "tokens", "of", "against", "share")
+"""Numbers of a group of tokens."""
+
+
+def _content(path: Path) -> Any:
+    """Raises `UsageError` if it is not of its kind."""
+    try:
+        if path.suffix == ".csv":
+            return {"rows": list(csv.DictReader(io.StringIO(content_of(path).decode())))}
+        return read_json(path)
+    except ValueError as error:
+        raise UsageError(f"{path}: not {path.suffix[1:].upper()} ({error}); restore it") from None
 
 
 def _between(

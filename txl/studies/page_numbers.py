@@ -54,11 +54,11 @@ def sources_in(comment: str, where: str) -> list[Source]:
     found = []
     for line in filter(None, comment.splitlines()):
         text, sign, expression = map(str.strip, line.partition(" = "))
-        if not sign and text.endswith(".json"):
+        if not sign and text.endswith((".json", ".csv")):
             path = Path(text)
             continue
         is_number = bool(sign) and NUMBER.fullmatch(text) is not None
-        require(is_number, f"{where}: {line!r}: write NUMBER = EXPRESSION, or the path of a .json")
+        require(is_number, f"{where}: {line!r}: write NUMBER = EXPRESSION, or the path of a file")
         found.append(Source(text, expression, path))
     return found
 
@@ -83,6 +83,7 @@ def evaluated(source: Source, figures: Callable[[Path], Figures]) -> str:
         cost(ROW, NAME)                             mean; of peak_mib the maximum
         difference, low, high, p, p_holm, detectable (CONTRAST), or (ROW, COLUMN) beside the baseline
         seeds(ROW), flag(ROW, NAME)
+        group(PLACE, FREQUENCY, NAME)               of what txl.studies.occurrences writes as CSV
         value(NAME OR PLACE, ...)                   what stands there in any JSON
 
     Raises:
@@ -111,7 +112,18 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
 }
 _FUNCTIONS: Mapping[str, Callable[[float], float]] = {"exp": math.exp, "log": math.log}
-_QUESTIONS = ("mean", "deviation", "nats", "at", "tokens_at", "cost", "seeds", "flag", "value")
+_QUESTIONS = (
+    "mean",
+    "deviation",
+    "nats",
+    "at",
+    "tokens_at",
+    "cost",
+    "seeds",
+    "flag",
+    "value",
+    "group",
+)
 
 
 def _value(tree: ast.expr, figures: Callable[[], Figures]) -> Any:

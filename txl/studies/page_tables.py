@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from txl.config import UsageError, require
 from txl.runtime.records import fits
 from txl.studies.figures import COSTS, PEAK, Figures
+from txl.studies.occurrences import table_of as table_of_groups
 from txl.studies.statistics import mean_and_spread
 from txl.studies.tables import Table
 
@@ -330,6 +331,18 @@ def _paths(figures: Figures, path: str) -> list[list[str | int]]:
     return rows
 
 
+def occurrences(figures: Figures, asked: Asked) -> Table:
+    """Groups of tokens by where a token stood last, those whose columns are as `where` asks."""
+    table = table_of_groups(figures.groups)
+    cells = []
+    for row in table.rows:
+        named = dict(zip(table.header, row, strict=True))
+        if all(named.get(key) == wanted for key, wanted in asked.where.items()):
+            cells.append(row)
+    require(bool(cells), f"{figures.path}: no row is as `where` asks")
+    return Table(table.header, cells)
+
+
 def _plain(value: Any, name: str, asked: Asked) -> str:
     if isinstance(value, float):
         return f"{value:,.{asked.digits_of(name, 2)}f}"
@@ -346,5 +359,6 @@ KINDS: Mapping[str, Callable[[Figures, Asked], Table]] = {
     "search": search,
     "distances": distances,
     "plain": plain,
+    "occurrences": occurrences,
 }
 """By the word that a marker begins with."""
