@@ -73,6 +73,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("study.json").write_text(json.dumps(STUDY))
     Path("plain.json").write_text(json.dumps(PLAIN))
     Path("groups.csv").write_text(GROUPS)
+    Path("empty.json").write_text('{"search": {}}')
     return tmp_path
 
 
@@ -296,6 +297,7 @@ def asks(line: str, file: str = "study.json") -> str:
 
 
 REFUSED = {
+    "<!-- table: search empty.json -->\n<!-- end -->": "empty.json: holds no search",
     asks('group("all", "rare", "share")', "groups.csv"): "all, rare: no such group",
     asks('group("all", "all", "p")', "groups.csv"): "p: there are difference",
     asks('group("all", "all", "share")', "plain.json"): "plain.json: not what",

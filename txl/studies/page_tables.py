@@ -251,6 +251,7 @@ def contrasts(figures: Figures, asked: Asked) -> Table:
 def search(figures: Figures, asked: Asked) -> Table:
     """The values that were tried for a row, with validation losses in nats per token."""
     found = figures.value("search")
+    require(bool(found), f"{figures.path}: holds no search")
     cells = []
     name = ""
     for row, shown in shown_as(asked.rows, list(found)).items():
