@@ -29,7 +29,7 @@ def require_texts(study: Study) -> None:
         texts = _texts_of(flags, f"{study.name}: runs: {name}")
         if texts is not None:
             _require(texts, ("train", "valid"), f"{study.name}: runs: {name}")
-        for evaluation, own in study.evaluations.items():
+        for evaluation, own in study.evaluations_of(name).items():
             _require_text_of(own, flags, texts, f"{study.name}: evaluations: {evaluation}")
 
 
@@ -69,7 +69,7 @@ def columns_of_run(study: Study, run: str) -> list[str]:
             return both
         return [split for split in both if texts.is_there(split)]
 
-    evaluations = study.evaluations.items()
+    evaluations = study.evaluations_of(run).items()
     columns = []
     for name, flags in evaluations:
         for column in expected_columns(name, flags, held_out):

@@ -67,6 +67,7 @@ class Study:
         baseline: the variant that the others are compared with.
         contrasts: what is compared in their place, by name.
         own_seeds: the seeds of variants that do not have those of the study.
+        own_flags: flags over those of an evaluation, by variant and evaluation.
         reruns: seeds of variants that are trained a second time, last of all: how far a training is
             the same again.
         search: None: the flags are as given.
@@ -83,6 +84,7 @@ class Study:
     metric: str = "perplexity"
     contrasts: Mapping[str, Contrast] = field(default_factory=dict)
     own_seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    own_flags: Mapping[str, Mapping[str, Flags]] = field(default_factory=dict)
     reruns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     search: Search | None = None
     best: Mapping[str, str] = field(default_factory=dict)
@@ -94,6 +96,11 @@ class Study:
     def seeds_of(self, variant: str) -> tuple[int, ...]:
         """The seeds that a variant is trained with."""
         return self.own_seeds.get(variant, self.seeds)
+
+    def evaluations_of(self, variant: str) -> dict[str, Flags]:
+        """The flags of each evaluation as a variant is read."""
+        own = self.own_flags.get(variant, {})
+        return {name: {**flags, **own.get(name, {})} for name, flags in self.evaluations.items()}
 
 
 def evaluation_of(column: str, evaluations: Iterable[str], best: Mapping[str, str]) -> str | None:
@@ -131,6 +138,7 @@ def read_study(path: Path) -> Study:
         title = "Is memory worth its cost?"     seeds = [1, 2, 3]     baseline = "memory 64"
         [train]                   flags of train.py that all runs have
         [runs."memory 64"]        flags of one variant, over those of [train]
+        [runs."memory 64".evaluations.test]     flags over those of the evaluation, for this variant
         [grid]                    lists of values: every combination is a variant (of each of [runs], if there are any)
         [evaluations.test]        flags of eval.py; {run} in one is the run directory
         [contrasts.NAME]          of = [["run", "column"], ...] and as many in against: what is compared
@@ -165,11 +173,17 @@ def read_study(path: Path) -> Study:
             f"{path}: {part}: give tables of flags",
         )
     own_seeds: dict[str, tuple[int, ...]] = {}
-    variants = _variants(path, content, own_seeds)
+    own_flags: dict[str, dict[str, Flags]] = {}
+    variants = _variants(path, content, own_seeds, own_flags)
     evaluations = {name: _flags(path, flags) for name, flags in evaluations.items()}
+    _require_known(path, own_flags, evaluations)
     for part, found in (("runs", variants), ("evaluations", evaluations)):
         _require_own_folders(path, part, found)
-        ours = [key for key in OURS[part] if any(key in flags for flags in found.values())]
+        all_flags = [*found.values()]
+        if part == "evaluations":
+            for by_name in own_flags.values():
+                all_flags += by_name.values()
+        ours = [key for key in OURS[part] if any(key in flags for flags in all_flags)]
         require(not ours, f"{path}: {part}: {', '.join(ours)}: the runner sets this; leave it out")
     baseline = content.get("baseline", next(iter(variants)))
     require(
@@ -193,6 +207,7 @@ def read_study(path: Path) -> Study:
         metric,
         contrasts,
         own_seeds,
+        own_flags,
         {},
         search,
         best,
@@ -313,10 +328,29 @@ def pairs(readings: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
     return tuple((run, column) for run, column in readings)
 
 
+def _require_known(
+    path: Path, own_flags: Mapping[str, Mapping[str, Flags]], evaluations: Iterable[str]
+) -> None:
+    """Raise `UsageError` if a variant has flags for an evaluation that is not there."""
+    for variant, by_name in own_flags.items():
+        for name in by_name:
+            known = ", ".join(evaluations)
+            require(
+                name in evaluations,
+                f"{path}: runs: {variant}: evaluations: {name!r}: no such evaluation; there are"
+                f" {known}",
+            )
+
+
 def _variants(
-    path: Path, content: Mapping[str, Any], own_seeds: dict[str, tuple[int, ...]]
+    path: Path,
+    content: Mapping[str, Any],
+    own_seeds: dict[str, tuple[int, ...]],
+    own_flags: dict[str, dict[str, Flags]],
 ) -> dict[str, Flags]:
-    """The flags of each variant; `seeds` of those that give them go to `own_seeds`."""
+    """The flags of each variant; `seeds` of those that give them go to `own_seeds`, and flags for
+    its evaluations to `own_flags`.
+    """
     runs = content.get("runs", {})
     grid = content.get("grid", {})
     require(bool(runs or grid), f"{path}: neither [runs] nor [grid]: nothing to train")
@@ -333,12 +367,21 @@ def _variants(
         name = ", ".join([run] * bool(run) + [f"{key} {value}" for key, value in point.items()])
         if "seeds" in flags:
             own_seeds[name] = _seeds(f"{path}: runs: {name}: seeds", flags["seeds"])
+        if "evaluations" in flags:
+            own_flags[name] = _tables(path, f"runs: {name}: evaluations", flags["evaluations"])
         own = {}
         for key, value in flags.items():
-            if key != "seeds":
+            if key not in ("seeds", "evaluations"):
                 own[key] = value
         variants[name] = _flags(path, {**content.get("train", {}), **own, **point})
     return variants
+
+
+def _tables(path: Path, place: str, content: Any) -> dict[str, Flags]:
+    """Flags by the names of their tables."""
+    good = isinstance(content, dict) and all(isinstance(v, dict) for v in content.values())
+    require(good, f"{path}: {place}: give tables of flags")
+    return {name: _flags(path, flags) for name, flags in content.items()}
 
 
 def _flags(path: Path, content: Mapping[str, Any]) -> Flags:

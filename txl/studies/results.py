@@ -97,7 +97,11 @@ def rows_of(study: Study, runs: Path) -> list[Row]:
             done = {}
         else:
             done = finished(task)
-        if task is not None and done.get("train") == task.flags and not unevaluated(study, done):
+        if (
+            task is not None
+            and done.get("train") == task.flags
+            and not unevaluated(study, task.variant, done)
+        ):
             evaluations = {name: done["evaluations"][name] for name in study.evaluations}
             one = _figures(study, task, evaluations)
             by_row.setdefault((task.variant, one.source), []).append(one)

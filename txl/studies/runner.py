@@ -113,10 +113,10 @@ def require_flags(study: Study) -> None:
         short = study.search.flags
         for name, flags in study.variants.items():
             lines.append((f"search: {name}", {**flags, **short}, TRAINING))
-    for name, flags in study.evaluations.items():
-        lines.append(
-            (f"evaluations: {name}", flags, (*(SCORE if "text" in flags else EVAL), DataConfig))
-        )
+    for variant in study.variants:
+        for name, flags in study.evaluations_of(variant).items():
+            configs = (*(SCORE if "text" in flags else EVAL), DataConfig)
+            lines.append((f"evaluations: {name}", flags, configs))
     for name, flags, configs in lines:
         try:
             typed = read_flags(words(flags, Path("run")), *configs, description="")
@@ -191,7 +191,7 @@ def _do(study: Study, task: Task, n_thread: int, programs: Programs) -> bool:
         done = finished(task)
         if done.get("train", task.flags) != task.flags:
             raise TaskError(f"{task.folder} was trained with other flags; name another --folder")
-        left = unevaluated(study, done)
+        left = unevaluated(study, task.variant, done)
         if "train" in done and not left:
             return False
         program = partial(_program, task, programs=programs, n_thread=n_thread, lock=lock)
@@ -328,11 +328,11 @@ def finished(task: Task) -> dict[str, Any]:
     return {}
 
 
-def unevaluated(study: Study, done: Mapping[str, Any]) -> dict[str, Flags]:
-    """The evaluations of the study that have not been made, or with other flags."""
+def unevaluated(study: Study, variant: str, done: Mapping[str, Any]) -> dict[str, Flags]:
+    """The evaluations of a variant that have not been made, or with other flags."""
     noted = done.get("evaluations", {})
     missing = {}
-    for name, flags in study.evaluations.items():
+    for name, flags in study.evaluations_of(variant).items():
         if noted.get(name, {}).get("flags") != flags:
             missing[name] = flags
     return missing
