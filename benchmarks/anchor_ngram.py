@@ -35,7 +35,8 @@ from txl.data_utils.segments import require_streams
 from txl.errors import UsageError
 from txl.runtime.log import perplexity
 
-LIBRARY = "KenLM"
+LIBRARY = "KenLM: lmplz and query"
+SMOOTHING = "interpolated modified Kneser-Ney, not pruned"
 UNKNOWN = "<unk>"
 """KenLM's own word for all that it has not counted."""
 SURE = 1e-3
@@ -157,8 +158,14 @@ def main() -> None:
         config = DataConfig(data=args.data, dataset=args.dataset, max_size=args.max_size)
         corpus = Corpus(config, needed=("train", "valid", "test"))
         say_machine()
-        about = {"library": LIBRARY, "n_token": len(corpus.vocab), "batch_size": args.batch_size}
-        write_as_found(args.json, measured(corpus, args), **about)
+        write_as_found(
+            args.json,
+            measured(corpus, args),
+            library=LIBRARY,
+            smoothing=SMOOTHING,
+            n_token=len(corpus.vocab),
+            batch_size=args.batch_size,
+        )
     except (UsageError, KenLMError) as error:
         raise SystemExit(str(error)) from None
 
