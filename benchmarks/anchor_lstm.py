@@ -61,7 +61,7 @@ class LSTMLanguageModel(nn.Module):
         dropout: of the embeddings, between layers and of the last hidden states.
 
     Projections of embedding and softmax begin with the scale of their input, since no norm mends
-    that of train.py here: after 300 updates it gives 0.28 nats more.
+    that of train.py here, which gives 0.28 nats more in training after 300 updates at 0.004.
     """
 
     def __init__(self, words: ModelConfig, *, n_layer: int, d_hidden: int, dropout: float) -> None:
