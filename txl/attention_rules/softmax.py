@@ -82,6 +82,9 @@ class SoftmaxAttention(RelativeSoftmax):
         dropout = 0.0
         if self.training:
             dropout = self.drop.p
+        if mask is not None and mask.requires_grad and not q_BNTH.requires_grad:
+            # the operator keeps what a gradient of the mask needs only if it sees one of q, k or v
+            q_BNTH = q_BNTH.detach().requires_grad_()
         return F.scaled_dot_product_attention(
             q_BNTH, k_BNSH, v_BNSH, mask, dropout, is_causal=is_triangle, scale=scale
         )

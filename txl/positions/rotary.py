@@ -75,6 +75,7 @@ class Rotary(PositionEncoding):
         """w, (H/2,), rounded to float32 for every dtype, as in other programs; on the CPU. No
         buffer: `model.bfloat16()` would round it.
         """
+        self._freq_on: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """Cosines and sines of each key's place, (S, 2, H/2), for all layers."""
@@ -87,8 +88,17 @@ class Rotary(PositionEncoding):
         wide = torch.float64
         if place_L.device.type == "mps":
             wide = torch.float32
-        angle_LC = place_L[:, None].to(wide) * self.freq_C.to(place_L.device, wide)
+        angle_LC = place_L[:, None].to(wide) * self.frequencies(place_L.device, wide)
         return torch.stack([angle_LC.cos(), angle_LC.sin()], dim=1).to(dtype)
+
+    def frequencies(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """`freq_C` there, (H/2,). It is copied once: a copy waits for the device, and none may be
+        recorded in a CUDA graph.
+        """
+        where = device, dtype
+        if where not in self._freq_on:
+            self._freq_on[where] = self.freq_C.to(device, dtype)
+        return self._freq_on[where]
 
     def transform_qk(
         self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span
