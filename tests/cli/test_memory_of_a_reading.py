@@ -110,3 +110,13 @@ def test_weights_of_an_added_memory_are_drawn_from_the_seed(here: Here) -> None:
     assert torch.allclose(drawn[0], drawn[1])
     assert not torch.allclose(drawn[0], drawn[2])
     assert drawn[0].std() > 0.01
+
+
+def test_lengths_that_a_new_memory_cannot_have_are_not_those_of_the_trained_model(
+    here: Here,
+) -> None:
+    flags = "--work_dir new --data text --max_step 1 --batch_size 2 --device cpu"
+    words = f"--init_from run --memory recurrent_tokens {flags}".split()
+    assert txl.load("run").context.mem_len > 0
+    assert here.call("train", *words).status == 0
+    assert txl.load("new").context.mem_len == 0

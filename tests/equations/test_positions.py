@@ -123,6 +123,7 @@ def test_frequencies_of_rotary_positions(rope_part: float) -> None:
     ):
         pos = encoding("rotary", **settings | scaling | {"d_head": H})
         torch.testing.assert_close(pos.freq_C, torch.tensor(frequencies), rtol=1e-5, atol=0)
+        assert pos.frequencies(CPU, torch.float64) is pos.frequencies(CPU, torch.float64)
 
 
 def test_distances_are_dropped_out_once_for_all_layers() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from tests.laws.conftest import context_of, shape_of
 from tests.training.runs import ADAPTIVE, ALONE, CONTEXT, SHAPE, Run, config
@@ -185,3 +187,21 @@ def test_a_table_that_does_not_learn_gets_no_gradient(
         found.append((nll.detach(), leaves[0].grad))
         assert (leaves[1].grad is not None) == learns
     torch.testing.assert_close(*found)
+
+
+def test_the_operator_sees_that_the_mask_wants_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU it keeps what that takes only if q, k or v wants one; those of a first layer that is frozen do not."""
+    seen = []
+    operator = F.scaled_dot_product_attention
+
+    def noted(q: Tensor, *args: Any, **options: Any) -> Tensor:
+        seen.append(q.requires_grad)
+        return operator(q, *args, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    rule = TransformerXL(ModelConfig(**SHAPE | {"position": "rotary"})).layers[0].attn.rule
+    q, mask = torch.randn(1, 2, 3, 4), torch.zeros(3, 3, requires_grad=True)
+    rule.by_product(q, q, q, 1.0, mask).sum().backward()
+    rule.by_product(q, q, q, 1.0, mask.detach())
+    assert mask.grad is not None
+    assert seen == [True, False]

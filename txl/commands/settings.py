@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -181,7 +181,7 @@ def new_settings(typed: Typed, ranks: Ranks, initial: LanguageModel | None = Non
     of_context = SimpleNamespace(**{f.name: typed.get(f.name) for f in dataclasses.fields(Context)})
     # before its lengths are judged without it
     require_works(memory, of_context, can_change=initial is None)
-    context = build(Context, typed, **(as_dict(initial.context) if initial else {}))
+    context = build(Context, typed, **_lengths_of(initial))
     train = build(TrainConfig, typed)
     length = train.eval_tgt_len or context.tgt_len
     longer = f"--eval_tgt_len {length}: longer than --tgt_len {context.tgt_len}; lower it"
@@ -193,6 +193,19 @@ def new_settings(typed: Typed, ranks: Ranks, initial: LanguageModel | None = Non
     data = build(DataConfig, typed, **_text_of(initial))
     settings = Settings(train, context, data, shape, initial=initial)
     return _checked(_with_memory(settings, typed, ranks), typed, ranks)
+
+
+def _lengths_of(initial: LanguageModel | None) -> dict[str, Any]:
+    """Those of --init_from, but for what its memory, which --memory may have exchanged, cannot
+    have.
+    """
+    if initial is None:
+        return {}
+    lengths = as_dict(initial.context)
+    for name, allowed in MEMORIES[initial.model_config.memory].traits.works_with.items():
+        if name in lengths and lengths[name] not in allowed:
+            lengths[name] = allowed[0]
+    return lengths
 
 
 def _text_of(initial: LanguageModel | None) -> dict[str, str]:
