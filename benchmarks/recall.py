@@ -10,9 +10,10 @@ the likeliest token after those before it. Also printed: nats per digit (2.303 f
 import argparse
 import dataclasses
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -21,7 +22,6 @@ from benchmarks.peers import positive, say_machine, write_as_found
 from txl.data_utils.free_text import read_text
 from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
-from txl.language.model import LanguageModel
 
 NAMES = ("Anna", "Boris", "Clara", "David", "Frank", "Grace", "Henry")
 
@@ -64,6 +64,10 @@ def recalled(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     filler = lm.encode(read_text(args.text))
     draw = random.Random(args.seed)
     texts = [text_of(lm, filler, sorted(args.distances), draw) for _ in range(args.texts)]
+    if len({len(ids) for ids, _ in texts}) > 1:
+        sys.exit(
+            f"{args.model}: its tokenizer takes some names apart, so that texts differ in length"
+        )
     token_BT = torch.tensor([ids for ids, _ in texts])
     questions = texts[0][1]
     begin = min(question.digits.start for question in questions)
@@ -93,8 +97,16 @@ def recalled(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield row
 
 
+class Encodes(Protocol):
+    """What texts are made with: a language model."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        ...
+
+
 def text_of(
-    lm: LanguageModel, filler: list[int], distances: list[int], draw: random.Random
+    lm: Encodes, filler: list[int], distances: list[int], draw: random.Random
 ) -> tuple[list[int], list[Question]]:
     """The ids of a text and its questions, the furthest first; alike in length for all draws."""
     keys = ["".join(draw.choices("0123456789", k=5)) for _ in distances]
@@ -114,6 +126,8 @@ def text_of(
         distances
     ):  # from the nearest: its digits so far before its answer
         place = n_before_tail + ends[i] - distance - len(said[i])
+        if place + len(said[i]) > n_before_tail:
+            sys.exit(f"--distances {distance}: is among the questions; give {len(tail)} or more")
         ids[place : place + len(said[i])] = said[i]
     for i in reversed(range(len(distances))):
         end = n_before_tail + ends[i] - 1  # the full stop
