@@ -534,6 +534,21 @@ def test_a_row_may_have_seeds_of_its_own(programs: Programs) -> None:
     assert [line[2] for line in rows_of_csv("comparisons")[1:]] == ["1", "1"]
 
 
+def test_a_row_may_be_read_with_flags_of_its_own(programs: Programs) -> None:
+    """They are part of what was done: others are evaluated anew, of that row alone."""
+    own = "[runs.large.evaluations.test]\nmem_len = 4\n"
+    text = STUDY.replace("[evaluations", own + "[evaluations", 1)
+    assert study(text) == 0
+    flags = [
+        json.loads(path.read_text())["evaluations"]["test"]["flags"]
+        for path in sorted(Path("out").glob("runs/*/seed_1/done.json"))
+    ]
+    assert [one["mem_len"] for one in flags] == [4, [0, 8]]
+    programs.called.clear()
+    assert study(text.replace("mem_len = 4", "mem_len = 5")) == 0
+    assert {call.split()[0] + " " + call.split()[1] for call in programs.called} == {"eval large"}
+
+
 @pytest.mark.parametrize(("n_large", "dataset"), [(640, "text"), (64, "text"), (640, "bpe")])
 def test_curves_of_other_tokens_are_not_compared(
     n_large: int, dataset: str, programs: Programs

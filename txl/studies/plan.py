@@ -149,42 +149,16 @@ def read_study(path: Path) -> Study:
     Raises:
         UsageError: if it is missing, not TOML, or a part is missing, unknown or of the wrong kind.
     """
-    try:
-        content = tomllib.loads(typed_content(path).decode())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; name the TOML file of a study") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not TOML: {error}") from None
-    known = {"title": str, "seeds": list, "baseline": str, "metric": str}
-    known |= dict.fromkeys(
-        ("train", "runs", "grid", "evaluations", "contrasts", "search", "reruns", "best"), dict
-    )
-    for name, value in content.items():
-        require(name in known, f"{path}: {name}: no such part; there are {', '.join(known)}")
-        require(isinstance(value, known[name]), f"{path}: {name}: must be a {known[name].__name__}")
+    content = _content_of(path)
     seeds = _seeds(f"{path}: seeds", content.get("seeds", [1]))
     metric = content.get("metric", "perplexity")
     require(metric in METRICS, f"{path}: metric: there are {', '.join(METRICS)}")
     evaluations = content.get("evaluations", {"valid": {"split": "valid"}})
-    for part in ("runs", "evaluations"):
-        tables = content.get(part, {}).values()
-        require(
-            all(isinstance(flags, dict) for flags in tables),
-            f"{path}: {part}: give tables of flags",
-        )
     own_seeds: dict[str, tuple[int, ...]] = {}
     own_flags: dict[str, dict[str, Flags]] = {}
     variants = _variants(path, content, own_seeds, own_flags)
     evaluations = {name: _flags(path, flags) for name, flags in evaluations.items()}
-    _require_known(path, own_flags, evaluations)
-    for part, found in (("runs", variants), ("evaluations", evaluations)):
-        _require_own_folders(path, part, found)
-        all_flags = [*found.values()]
-        if part == "evaluations":
-            for by_name in own_flags.values():
-                all_flags += by_name.values()
-        ours = [key for key in OURS[part] if any(key in flags for flags in all_flags)]
-        require(not ours, f"{path}: {part}: {', '.join(ours)}: the runner sets this; leave it out")
+    _require_names(path, variants, evaluations, own_flags)
     baseline = content.get("baseline", next(iter(variants)))
     require(
         baseline in variants,
@@ -214,6 +188,50 @@ def read_study(path: Path) -> Study:
     )
     _require_common_seeds(path, study)
     return replace(study, reruns=_reruns(path, content.get("reruns", {}), study))
+
+
+def _content_of(path: Path) -> dict[str, Any]:
+    """The parts of a study file, each of its kind. Raises `UsageError` if one is not."""
+    try:
+        content = tomllib.loads(typed_content(path).decode())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; name the TOML file of a study") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not TOML: {error}") from None
+    known = {"title": str, "seeds": list, "baseline": str, "metric": str}
+    known |= dict.fromkeys(
+        ("train", "runs", "grid", "evaluations", "contrasts", "search", "reruns", "best"), dict
+    )
+    for name, value in content.items():
+        require(name in known, f"{path}: {name}: no such part; there are {', '.join(known)}")
+        require(isinstance(value, known[name]), f"{path}: {name}: must be a {known[name].__name__}")
+    for part in ("runs", "evaluations"):
+        tables = content.get(part, {}).values()
+        require(
+            all(isinstance(flags, dict) for flags in tables),
+            f"{path}: {part}: give tables of flags",
+        )
+    return content
+
+
+def _require_names(
+    path: Path,
+    variants: Mapping[str, Flags],
+    evaluations: Mapping[str, Flags],
+    own_flags: Mapping[str, Mapping[str, Flags]],
+) -> None:
+    """Raise `UsageError` if names collide or are not there, or flags are the runner's."""
+    _require_known(path, own_flags, evaluations)
+    of_evaluations = [*evaluations.values()]
+    for by_name in own_flags.values():
+        of_evaluations += by_name.values()
+    for part, names, all_flags in (
+        ("runs", variants, [*variants.values()]),
+        ("evaluations", evaluations, of_evaluations),
+    ):
+        _require_own_folders(path, part, names)
+        ours = [key for key in OURS[part] if any(key in flags for flags in all_flags)]
+        require(not ours, f"{path}: {part}: {', '.join(ours)}: the runner sets this; leave it out")
 
 
 def _require_common_seeds(path: Path, study: Study) -> None:
