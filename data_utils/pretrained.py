@@ -156,7 +156,6 @@ class Pretrained(Subwords):
         return {}
 
     def without_special(self, text: str) -> str:
-        """The text without the names of special tokens."""
         return self._special.sub("", text) if self._special else text
 
     def text_of(self, ids: Sequence[int]) -> str:

@@ -24,7 +24,6 @@ from torch import Tensor
 from txl.config import UsageError, require
 from txl.data_utils.chat import Messages
 from txl.data_utils.free_text import has_tokens
-from txl.data_utils.pretrained import Pretrained
 from txl.evaluation.score import score_text
 from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
@@ -245,7 +244,7 @@ class TransformerXLForHarness(LM):
             context = context.removeprefix(self._bos())  # which is put before it
         stop = [each for each in until if each]
         text = self.lm.generate(context, length=length, stop=stop, **rule)
-        return tokenizer.without_special(text) if isinstance(tokenizer, Pretrained) else text
+        return tokenizer.without_special(text)
 
     @torch.no_grad()
     def _predictions(self, ids: list[int], *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
