@@ -16,6 +16,8 @@ _SECONDS = 10
 _CHARACTERS = 1 << 20
 _TIMES = 64
 """Characters of the text beyond those, for one of the messages."""
+_MARK = "\ue000\ue001\ue000"
+"""Stands at the end of a message that is not finished; characters that no text has."""
 
 
 class Layout:
@@ -39,12 +41,19 @@ class Layout:
         self._template = environment.from_string(source)
         self._names = dict(names)
 
-    def text_of(self, messages: Messages) -> str:
+    def text_of(self, messages: Messages, is_finished: bool = True) -> str:
         """The text of messages up to where an answer begins. Raises `ValueError` if the template
-        refuses them, or multiplies them."""
+        refuses them, or multiplies them.
+
+        Args:
+            is_finished: False: the text ends within the last message, which the answer continues.
+        """
+        laid_out = [dict(message) for message in messages]
+        if not is_finished:
+            laid_out[-1]["content"] += f"{_MARK} "
         text = self._template.render(
-            messages=[dict(message) for message in messages],
-            add_generation_prompt=True,
+            messages=laid_out,
+            add_generation_prompt=is_finished,
             tools=None,
             documents=None,
             **self._names,
@@ -52,7 +61,9 @@ class Layout:
         n_said = sum(len(message["content"]) for message in messages)
         if len(text) > _CHARACTERS + _TIMES * n_said:
             raise ValueError(f"makes {len(text)} characters of {n_said}")
-        return text
+        if is_finished:
+            return text
+        return _before_mark(text)
 
 
 class ChatTemplate:
@@ -66,9 +77,9 @@ class ChatTemplate:
         _require_library()
         self._apart = Apart(functools.partial(Layout, source, dict(names)), "chat template")
 
-    def text_of(self, messages: Messages) -> str:
-        """The text of messages up to where an answer begins. Raises `DataError` if a message is
-        damaged, or the template cannot lay them out."""
+    def text_of(self, messages: Messages, *, is_finished: bool = True) -> str:
+        """The text of messages up to where an answer begins, see `Layout`. Raises `DataError` if a
+        message is damaged, or the template cannot lay them out."""
         said = []
         for message in messages:
             if not all(isinstance(message.get(name), str) for name in ("role", "content")):
@@ -77,11 +88,22 @@ class ChatTemplate:
         if not said:
             raise DataError("a chat has no messages; give one at least")
         try:
-            return self._apart.call("text_of", said, seconds=_SECONDS)
+            return self._apart.call("text_of", said, is_finished, seconds=_SECONDS)
         except DataError:
             raise
         except ValueError as error:
             raise DataError(f"chat template: {error}; give other messages or a prompt") from None
+
+
+def _before_mark(text: str) -> str:
+    """The text up to the end of the last message, without white space at its end if the template
+    takes that off messages."""
+    before, mark, after = text.rpartition(_MARK)
+    if not mark:
+        raise ValueError("leaves out the last message")
+    if after.startswith(" "):
+        return before
+    return before.rstrip()
 
 
 def _require_library() -> None:

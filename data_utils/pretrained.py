@@ -155,6 +155,9 @@ class Pretrained(Subwords):
         """None is read as text."""
         return {}
 
+    def without_special(self, text: str) -> str:
+        return self._special.sub("", text) if self._special else text
+
     def text_of(self, ids: Sequence[int]) -> str:
         return self.encoder.decode(ids)
 

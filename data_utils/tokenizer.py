@@ -232,6 +232,10 @@ class Tokenizer(ABC):
         """The special tokens whose names stand in a text, and how often. They are read as text."""
         return {}
 
+    def without_special(self, text: str) -> str:
+        """The text without the names of special tokens, where these are read as tokens."""
+        return text
+
     def prompt(self, text: str) -> str:
         """What a text to be continued says. Empty: nothing. White space is tokens too, unless they
         are words."""

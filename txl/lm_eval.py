@@ -5,9 +5,11 @@ python -m txl.lm_eval --model txl --model_args path=runs/mine --tasks wikitext
 An extra: pip install -e ".[lm-eval]" in a clone of the project.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from txl.cli.launch import launch
@@ -19,15 +21,19 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from txl.config import require
+from txl.config import UsageError, require
+from txl.data_utils.chat import Messages
 from txl.data_utils.free_text import has_tokens
 from txl.evaluation.score import score_text
 from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
+from txl.language.chat import ChatLayout
 from txl.language.model import LanguageModel
 
 try:
-    from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports] (an extra)
+    # its own models, which it looks for only while it knows none
+    import lm_eval.models  # noqa: F401  # pyright: ignore[reportMissingImports] (an extra)
+    from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
     from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 except ImportError:
     raise ImportError(
@@ -36,6 +42,7 @@ except ImportError:
     ) from None
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 _OF_THE_HARNESS = ("batch_size", "max_batch_size", "trust_remote_code")
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
@@ -109,6 +116,49 @@ class TransformerXLForHarness(LM):
         `max_gen_toks` of them.
         """
         return self._answered("generate_until", requests, self._generated)
+
+    def apply_chat_template(
+        self, chat_history: Messages, add_generation_prompt: bool = True
+    ) -> str:
+        """A chat as the tokenizer's template lays it out. Where that refuses it, without what the
+        model is told first, as of the harness's own models.
+
+        Args:
+            add_generation_prompt: False: the text ends within the last message.
+        """
+        layout = self._layout
+        try:
+            return layout.text_of(chat_history, is_finished=add_generation_prompt)
+        except UsageError as error:
+            rest = [message for message in chat_history if message["role"] != "system"]
+            if len(rest) in (0, len(chat_history)):
+                raise
+            _LOG.warning("%s: read without the message of the system", error)
+            return layout.text_of(rest, is_finished=add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template that `--apply_chat_template` takes; of several a tokenizer keeps one here."""
+        require(
+            isinstance(chat_template, bool) or chat_template == "default",
+            f"--apply_chat_template {chat_template}: the tokenizer's default template alone is read;"
+            " leave the name out",
+        )
+        return self._layout.source if chat_template else None
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names the prompts that the harness keeps: a digest of what they depend on."""
+        tokenizer = self.lm.tokenizer
+        names = (tokenizer.words[tokenizer.bos_id], tokenizer.words[tokenizer.eos_id])
+        digest = hashlib.sha256("\n".join((*names, self._layout.source)).encode())
+        return f"txl-{digest.hexdigest()[:16]}"
+
+    @cached_property
+    def _layout(self) -> ChatLayout:
+        template = self.lm.tokenizer.chat_template
+        why = "the model's tokenizer has no chat template; leave the flag out"
+        require(template is not None, f"--apply_chat_template: {why}")
+        return ChatLayout(self.lm.tokenizer)
 
     def _answered(self, kind: str, requests: Sequence[Any], answer: Callable[..., T]) -> list[T]:
         found = []
@@ -187,11 +237,14 @@ class TransformerXLForHarness(LM):
         until = settings.get("until") or []
         if isinstance(until, str):
             until = [until]
-        if self.lm.tokenizer.encodes_in_one and self.lm.tokenizer.begins:
+        tokenizer = self.lm.tokenizer
+        if tokenizer.chat_template is not None:
+            until = [*until, tokenizer.decoded([tokenizer.eos_id])]  # the end of a turn
+        if tokenizer.encodes_in_one and tokenizer.begins:
             context = context.removeprefix(self._bos())  # which is put before it
-        return self.lm.generate(
-            context, length=length, stop=[stop for stop in until if stop], **rule
-        )
+        stop = [each for each in until if each]
+        text = self.lm.generate(context, length=length, stop=stop, **rule)
+        return tokenizer.without_special(text)
 
     @torch.no_grad()
     def _predictions(self, ids: list[int], *, first: int) -> Iterator[tuple[Tensor, Tensor]]:

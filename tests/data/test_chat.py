@@ -86,6 +86,16 @@ def test_messages_that_are_none_are_refused(messages: Any) -> None:
         ChatTemplate(SMOLLM, NAMES).text_of(messages)
 
 
+@pytest.mark.parametrize(
+    ("template", "end"), [(SMOLLM, "<|im_start|>assistant\n Ho "), (LLAMA_3, '"é<"}Ho')]
+)
+def test_an_answer_that_is_begun_goes_on(template: str, end: str) -> None:
+    """White space at its end is the template's to keep."""
+    begun = [*TALK[:1], {"role": "assistant", "content": " Ho "}]
+    said = ChatTemplate(template, NAMES).text_of(begun, is_finished=False)
+    assert said.endswith(end)
+
+
 def test_messages_stay_as_they_are() -> None:
     before = json.dumps(TALK)
     Layout("{% set _ = messages[0].update({'a': 1}) if false %}{{ 1 }}", NAMES).text_of(TALK)

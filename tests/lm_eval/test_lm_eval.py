@@ -14,6 +14,7 @@ import subprocess
 import sys
 import unittest.mock
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,8 @@ from tests.cli.conftest import (
     trained,
     write_text,
 )
+from tests.convert.test_llama_journey import folder
+from tests.data.test_chat import LLAMA_3, SMOLLM
 from tests.data.tokenizer_files import write_folder
 from tests.forks import ROOT
 from txl.config import Context, ModelConfig, UsageError
@@ -46,7 +49,7 @@ from txl.evaluation.score import score_text
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
 
-__all__ = ["call", "entry_points", "here", "run_folder", "text", "trained", "write_text"]
+__all__ = ["call", "entry_points", "folder", "here", "run_folder", "text", "trained", "write_text"]
 IS_INSTALLED = find_spec("lm_eval") is not None
 PAGE = "= bab =\n\nbab ded bab , the ded .\n" + "ded bab bab ded \n" * 40
 TASKS: dict[str, dict[str, Any]] = {
@@ -84,6 +87,7 @@ def harness() -> Iterator[Any]:
     """The class of our model."""
     parts = {
         "": {},
+        ".models": {},
         ".api": {},
         ".api.model": {"LM": StandIn},
         ".api.registry": {"register_model": lambda _: lambda c: c},
@@ -241,15 +245,8 @@ def test_the_command_of_the_harness(here: Here, tmp_path: Path) -> None:
         Path(f"{name}.yaml").write_text(
             json.dumps({"task": name, **shared, **task, "metadata": {"version": 1.0}})
         )
-    command = [
-        sys.executable,
-        "-m",
-        "txl.lm_eval",
-        "--model",
-        "txl",
-        "--model_args",
-        f"path={tmp_path / 'run'}",
-    ]
+    command = [sys.executable, "-m", "txl.lm_eval", "--model", "txl"]
+    command += ["--model_args", f"path={tmp_path / 'run'}"]
     flags = [
         "--tasks",
         "page,choice,write",
@@ -272,11 +269,16 @@ def test_the_command_of_the_harness(here: Here, tmp_path: Path) -> None:
     assert found == pytest.approx(nats_of_eval(here) / len(re.split(r"\s+", PAGE)), rel=1e-6)
     assert results["choice"]["acc,none"] in (0.0, 1.0)
     assert "exact_match,none" in results["write"]
-    wrong = subprocess.run(
-        [*command[:-1], "path=nowhere", *flags], cwd=ROOT, capture_output=True, text=True
-    )
-    assert wrong.returncode == 2
-    assert wrong.stderr.splitlines()[-1].startswith("lm_eval.py: nowhere: no such file or folder")
+    for wrong, why in (
+        ([*command[:-1], "path=nowhere"], "nowhere: no such file or folder"),
+        (
+            [*command, "--apply_chat_template"],
+            "--apply_chat_template: the model's tokenizer has no",
+        ),
+    ):
+        ended = subprocess.run([*wrong, *flags], cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == 2
+        assert ended.stderr.splitlines()[-1].startswith(f"lm_eval.py: {why}")
 
 
 # extras that are not there
@@ -418,3 +420,149 @@ def test_a_pretrained_model_is_asked_as_the_harness_asks_its_own(
         asked = requests(("the", settings), (names[kind] + "the", settings))
         one, other = reader.generate_until(asked)
         assert one == other
+
+
+# chats
+
+
+def with_template(folder: Path, template: str) -> Path:
+    """The folder, with a chat template."""
+    settings = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the end?"}]
+
+
+def test_a_chat_is_laid_out_by_the_template_of_the_tokenizer(harness: Any, folder: Path) -> None:
+    model = harness(str(with_template(folder, SMOLLM)))
+    asked = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nthe end?<|im_end|>\n"
+    assert model.apply_chat_template(QUESTION) == asked + "<|im_start|>assistant\n"
+    begun = [*QUESTION, {"role": "assistant", "content": "It is "}]
+    found = model.apply_chat_template(begun, add_generation_prompt=False)
+    assert found == asked + "<|im_start|>assistant\nIt is "
+    assert model.chat_template(True) == model.chat_template("default") == SMOLLM
+    assert model.chat_template() is None
+    other = harness(str(with_template(folder, LLAMA_3))).tokenizer_name
+    assert re.fullmatch("txl-[0-9a-f]{16}", other)
+    assert other != model.tokenizer_name
+    with pytest.raises(UsageError, match=r"--apply_chat_template rag: .* leave the name out"):
+        model.chat_template("rag")
+
+
+def test_a_template_without_a_system_is_asked_without_it(harness: Any, folder: Path) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    model = harness(str(with_template(folder, refuses + SMOLLM)))
+    assert model.apply_chat_template(QUESTION) == model.apply_chat_template(QUESTION[1:])
+    with pytest.raises(UsageError, match="no system"):
+        model.apply_chat_template(QUESTION[:1])
+
+
+def test_without_a_template_there_is_no_chat(harness: Any, folder: Path) -> None:
+    model = harness(str(folder))
+    for ask in (
+        lambda: model.chat_template(True),
+        lambda: model.apply_chat_template(QUESTION),
+        lambda: model.tokenizer_name,
+    ):
+        with pytest.raises(UsageError, match=r"--apply_chat_template: .* has no chat template"):
+            ask()
+
+
+def test_an_answer_ends_with_the_turn(harness: Any, folder: Path) -> None:
+    model = harness(str(with_template(folder, SMOLLM)))
+    tokenizer = model.lm.tokenizer
+    tokenizer.special = replace(tokenizer.special, stop_ids=())
+    asked = requests(("the end", {"max_gen_toks": 30, "temperature": 0.0}))
+    (whole,) = model.generate_until(asked)
+    letter = next(letter for letter in whole[1:] if letter.isascii() and letter.isalnum())
+    tokenizer.special = replace(tokenizer.special, eos_id=tokenizer.index[letter])
+    assert model.generate_until(asked) == [whole[: whole.index(letter)]]
+
+
+def test_special_tokens_of_an_answer_are_no_text(
+    harness: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = harness(str(folder))
+    monkeypatch.setattr(LanguageModel, "generate", lambda *_, **__: "It <|begin|>is <|end|>.")
+    assert model.generate_until(requests(("the end", {}))) == ["It is ."]
+
+
+CHATS: dict[str, dict[str, Any]] = {
+    "choice": {
+        "output_type": "multiple_choice",
+        "doc_to_choice": ["the text", "a line", "the first of 2"],
+        "doc_to_target": 1,
+    },
+    "begun": {
+        "output_type": "multiple_choice",
+        "doc_to_choice": ["the text", "a line"],
+        "doc_to_target": 0,
+        "gen_prefix": "It is",
+    },
+    "write": {
+        "output_type": "generate_until",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 12},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+}
+
+
+def evaluated(model: str, settings: dict[str, Any], here: Path, **how: Any) -> dict[str, Any]:
+    """Of each request of CHATS: what was asked, and the answer."""
+    shared = {
+        "dataset_path": "json",
+        "dataset_kwargs": {
+            "data_files": {"test": str(here / "questions.json")},
+            "cache_dir": str(here / "cache"),
+        },
+        "test_split": "test",
+        "doc_to_text": "{{question}}",
+        "num_fewshot": 2,
+    }
+    found = import_module("lm_eval").simple_evaluate(
+        model,
+        model_args=settings,
+        tasks=[{"task": name, **shared, **task} for name, task in CHATS.items()],
+        bootstrap_iters=0,
+        device="cpu",
+        **how,
+    )
+    assert found is not None
+    return {
+        f"{name} {sample['doc_id']}": (sample["arguments"], sample["resps"])
+        for name, samples in found["samples"].items()
+        for sample in samples
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not IS_INSTALLED, reason="lm_eval is not installed; run scripts/test_with_transformers.sh"
+)
+@pytest.mark.parametrize("is_multiturn", [True, False])
+def test_chats_are_those_of_the_model_of_the_harness(folder: Path, is_multiturn: bool) -> None:
+    here = with_template(folder, SMOLLM).resolve().parent
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 999}))
+    lines = [{"question": f"Is {i} the end?", "answer": "the text"} for i in range(4)]
+    (here / "questions.json").write_text("\n".join(map(json.dumps, lines)))
+    import_module("txl.lm_eval")
+    how = {
+        "apply_chat_template": True,
+        "system_instruction": "Be brief.",
+        "fewshot_as_multiturn": is_multiturn,
+    }
+    ours = evaluated("txl", {"path": str(folder)}, here, **how)
+    theirs = evaluated("hf", {"pretrained": str(folder), "dtype": "float32"}, here, **how)
+    assert ours.keys() == theirs.keys()
+    for name, (asked, answers) in ours.items():
+        assert asked == theirs[name][0]
+        for (found,), (expected,) in zip(answers, theirs[name][1], strict=True):
+            if "write" in name:
+                # theirs may end within a character
+                assert found.rstrip("\ufffd") == expected.rstrip("\ufffd")
+            else:
+                assert found == (pytest.approx(expected[0], rel=1e-5), expected[1])

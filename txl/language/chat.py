@@ -24,12 +24,23 @@ class ChatLayout:
         }
         self._tokenizer = tokenizer
         self._template = ChatTemplate(template, names)
+        self.source = template
+        """The template."""
+
+    def text_of(self, messages: Messages, *, is_finished: bool = True) -> str:
+        """The text of messages up to where an answer begins. Raises `UsageError` if the template
+        refuses them.
+
+        Args:
+            is_finished: False: the text ends within the last message, which the answer continues.
+        """
+        return self._template.text_of(messages, is_finished=is_finished)
 
     def ids_of(self, messages: Messages) -> list[int]:
         """The ids of messages up to where an answer begins. Raises `UsageError` if the template
         refuses them.
         """
-        return self._tokenizer.encode(self._template.text_of(messages)).ids.tolist()
+        return self._tokenizer.encode(self.text_of(messages)).ids.tolist()
 
 
 class Chat:
