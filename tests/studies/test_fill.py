@@ -148,6 +148,24 @@ TABLES = {
             ["one", "1", "3.0"],
         ],
     ),
+    "cells": (
+        "plain.json",
+        """title = "what"
+columns = ["2M", "6M"]
+[cells]
+"n-gram" = '''
+0.0 = value("rows", 0, "ms")
+0.09 = "table 6 of the paper"
+'''
+ours = '''
+study.json
+0.00 = mean("a", "test")
+plain.json
++0 = value("rows", 1, "ms")
+'''
+""",
+        [["what", "2M", "6M"], ["n-gram", "1234.6", "0.09"], ["ours", "103.00", "+2"]],
+    ),
     "occurrences": (
         "groups.csv",
         'where = {"last occurrence" = "memory"}',
@@ -314,6 +332,8 @@ REFUSED = {
     '<!-- table: contrasts study.json\nrows = ["d"]\n-->\n<!-- end -->': "'d': no such comparison",
     '<!-- table: distances study.json\nof = "test"\nedges = [3]\n-->\n<!-- end -->': "they begin at 0; 2; 4",
     '<!-- table: plain plain.json\ncolumns = ["b"]\n-->\n<!-- end -->': "'b': not in 0 of 'rows'",
+    "<!-- table: cells plain.json\n[cells]\na = '1 = 1'\n-->\n<!-- end -->": "a table of cells needs columns",
+    "<!-- table: cells plain.json\ncolumns = ['b', 'c']\n[cells]\na='1 = 1'\n-->\n<!-- end -->": "a: 1 numbers for",
     asks('mean("d", "test")'): "'d': no such row",
     asks('median("a", "test")'): "median: no such question; there are mean",
     asks('mean("a")'): "cannot be computed",
