@@ -265,6 +265,15 @@ def test_a_page_is_filled_and_filled_again_it_stays(
     assert capsys.readouterr().out == ""
 
 
+def test_numbers_that_are_alike_are_written_one_by_one(here: Path) -> None:
+    page = "0.0 and 0.0, 0.0\n<!-- numbers: study.json\n"
+    page += '0.0 = mean("a", "test")\n0.0 = mean("b, c", "test")\n0.0 = "a paper"\n-->\n'
+    once = filled(page)
+    assert once.startswith("103.0 and 92.0, 0.0\n")
+    assert [line[:5] for line in once.splitlines()[2:5]] == ["103.0", "92.0 ", "0.0 ="]
+    assert filled(once, "--check") == once
+
+
 def test_a_check_says_what_differs_and_writes_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
