@@ -179,12 +179,7 @@ def read_study(path: Path) -> Study:
     _require_known(path, own_flags, evaluations)
     for part, found in (("runs", variants), ("evaluations", evaluations)):
         _require_own_folders(path, part, found)
-        all_flags = [*found.values()]
-        if part == "evaluations":
-            for by_name in own_flags.values():
-                all_flags += by_name.values()
-        ours = [key for key in OURS[part] if any(key in flags for flags in all_flags)]
-        require(not ours, f"{path}: {part}: {', '.join(ours)}: the runner sets this; leave it out")
+        _require_without_ours(path, part, found, own_flags)
     baseline = content.get("baseline", next(iter(variants)))
     require(
         baseline in variants,
@@ -394,6 +389,21 @@ def _flags(path: Path, content: Mapping[str, Any]) -> Flags:
             good = isinstance(one, str | int) or (isinstance(one, float) and math.isfinite(one))
             require(good, f"{path}: {name}: {one}: give text, a finite number, true or false")
     return {name.replace("-", "_"): value for name, value in content.items()}
+
+
+def _require_without_ours(
+    path: Path,
+    part: str,
+    found: Mapping[str, Flags],
+    own_flags: Mapping[str, Mapping[str, Flags]],
+) -> None:
+    """No run or evaluation may have a flag that the runner sets."""
+    all_flags = [*found.values()]
+    if part == "evaluations":
+        for by_name in own_flags.values():
+            all_flags += by_name.values()
+    ours = [key for key in OURS[part] if any(key in flags for flags in all_flags)]
+    require(not ours, f"{path}: {part}: {', '.join(ours)}: the runner sets this; leave it out")
 
 
 def _require_own_folders(path: Path, part: str, names: Iterable[str]) -> None:
