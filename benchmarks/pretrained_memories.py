@@ -81,7 +81,7 @@ def cost_of(lm: LanguageModel, ids: list[int], asked: Mapping[str, Any]) -> dict
     lm.model.remember(memory, **{k: v for k, v in asked.items() if k in reads(MEMORIES[memory])})
     lengths = {name: value for name, value in asked.items() if name in fields_of(Context)}
     context = Context(**lengths)
-    n_before = context.mem_len + 2 * context.tgt_len
+    n_before = (-(-context.mem_len // context.tgt_len) + 2) * context.tgt_len  # whole segments
     n_timed = N_TIMED * context.tgt_len
     reader = Reader(lm.model.eval(), context, 1)
     with torch.inference_mode(), lm.computing():

@@ -312,7 +312,7 @@ def test_a_bad_command_line_and_no_network_are_one_line(tmp_path: Path) -> None:
         (["--no"], "no such flag"),
         (["a", "b"], "one folder is written"),
         (["--wheel"], "give the file"),
-        (["--wheel", "none.whl"], "no such file"),
+        (["--wheel", "none.whl", str(tmp_path / "out")], "no such file"),
         ([str(tmp_path / "full")], "is not empty"),
     ]
     for words, what in bad:

@@ -148,6 +148,24 @@ TABLES = {
             ["one", "1", "3.0"],
         ],
     ),
+    "cells": (
+        "plain.json",
+        """title = "what"
+columns = ["2M", "6M"]
+[cells]
+"n-gram" = '''
+0.0 = value("rows", 0, "ms")
+0.09 = "table 6 of the paper"
+'''
+ours = '''
+study.json
+0.00 = mean("a", "test")
+plain.json
++0 = value("rows", 1, "ms")
+'''
+""",
+        [["what", "2M", "6M"], ["n-gram", "1234.6", "0.09"], ["ours", "103.00", "+2"]],
+    ),
     "occurrences": (
         "groups.csv",
         'where = {"last occurrence" = "memory"}',
@@ -247,6 +265,15 @@ def test_a_page_is_filled_and_filled_again_it_stays(
     assert capsys.readouterr().out == ""
 
 
+def test_numbers_that_are_alike_are_written_one_by_one(here: Path) -> None:
+    page = "0.0 and 0.0, 0.0\n<!-- numbers: study.json\n"
+    page += '0.0 = mean("a", "test")\n0.0 = mean("b, c", "test")\n0.0 = "a paper"\n-->\n'
+    once = filled(page)
+    assert once.startswith("103.0 and 92.0, 0.0\n")
+    assert [line[:5] for line in once.splitlines()[2:5]] == ["103.0", "92.0 ", "0.0 ="]
+    assert filled(once, "--check") == once
+
+
 def test_a_check_says_what_differs_and_writes_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,6 +341,8 @@ REFUSED = {
     '<!-- table: contrasts study.json\nrows = ["d"]\n-->\n<!-- end -->': "'d': no such comparison",
     '<!-- table: distances study.json\nof = "test"\nedges = [3]\n-->\n<!-- end -->': "they begin at 0; 2; 4",
     '<!-- table: plain plain.json\ncolumns = ["b"]\n-->\n<!-- end -->': "'b': not in 0 of 'rows'",
+    "<!-- table: cells plain.json\n[cells]\na = '1 = 1'\n-->\n<!-- end -->": "a table of cells needs columns",
+    "<!-- table: cells plain.json\ncolumns = ['b', 'c']\n[cells]\na='1 = 1'\n-->\n<!-- end -->": "a: 1 numbers for",
     asks('mean("d", "test")'): "'d': no such row",
     asks('median("a", "test")'): "median: no such question; there are mean",
     asks('mean("a")'): "cannot be computed",

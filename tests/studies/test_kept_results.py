@@ -21,7 +21,7 @@ for path in sorted((ROOT / "studies" / "results").glob("*.json")):
         FILES.append(path)
 
 
-def recomputed(content: dict[str, Any]) -> dict[tuple[str, str], list[float]]:
+def recomputed(content: dict[str, Any]) -> dict[tuple[str, str], list[Any]]:
     """Difference, interval, p and corrected p of each comparison, by the model of all arms and seeds."""
     study = Study(**content["study"])
     noted = [Noted(**one) for one in content["contrasts"]["noted"]]
@@ -75,6 +75,9 @@ def test_comparisons_follow_from_the_losses(path: Path) -> None:
             expected = expected[:n_known]
         else:
             expected = by_pairs(content, one)
+        if expected[0] is None:  # a contrast without figures
+            assert stored == expected, one["run"]
+            continue
         assert stored[: len(expected)] == pytest.approx(expected, rel=1e-6, abs=1e-9), one["run"]
 
 

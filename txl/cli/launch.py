@@ -80,6 +80,11 @@ PROGRAMS = {
         "two readings of a study, by where a token stood last",
         "python -m txl.studies.occurrences",
     ),
+    "fill": Program(
+        "txl.studies.fill",
+        "the tables and numbers of a page, from files of results",
+        "python -m txl.studies.fill",
+    ),
     "lm_eval": Program("txl.lm_eval", "lm-evaluation-harness on a model", "python -m txl.lm_eval"),
 }
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}

@@ -134,8 +134,7 @@ PRESETS = {
     # the other data sets; as in the 2019 code's scripts, but for wt2, ptb and enwik8-base18, which
     # are ours
     "wt2-base": Preset(
-        "WikiText-2: the small model of docs/results-small.md, 6.9M parameters; ours, the 2019 code"
-        " has no script",
+        "WikiText-2: a small model, 6.9M parameters; ours, the 2019 code has no script",
         "--cutoffs 3000 12000 --div_val 2 --n_layer 4 --d_model 256 --n_head 8 --d_head 32"
         " --d_inner 1024 --dropout 0.1 --lr 0.001 --warmup_step 200 --max_step 4000 --tgt_len 64"
         " --mem_len 128 --eval_tgt_len 64 --batch_size 16 --eval_interval 500",

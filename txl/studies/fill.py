@@ -200,7 +200,7 @@ def _fill_numbers(
     figures: Callable[[Path], Figures],
 ) -> None:
     """Write numbers of the prose from `begin` on, and their copies in the comment."""
-    listed = comment.start()
+    after = comment.start()
     for place in places:
         at = begin + place.begin
         if place.source is None:
@@ -210,7 +210,8 @@ def _fill_numbers(
             number = evaluated(place.source, figures)
         except UsageError as error:
             raise UsageError(f"{page.where(comment.start())}: {error}") from None
-        listed = page.text.index(place.text, _line_of(page.text, place.text, listed))
+        listed = page.text.index(place.text, _line_of(page.text, place.text, after))
+        after = listed + len(place.text)
         if number != place.text:
             what = f"{place.text} is {number} by {place.source.expression} of {place.source.path}"
             page.changes.append(Change(at, at + len(place.text), number, what))

@@ -2,6 +2,7 @@
 the kinds of tables.
 """
 
+import functools
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from txl.config import UsageError, require
 from txl.runtime.records import fits
 from txl.studies.figures import COSTS, PEAK, Figures
 from txl.studies.occurrences import table_of as table_of_groups
+from txl.studies.page_numbers import evaluated, sources_in
 from txl.studies.statistics import mean_and_spread
 from txl.studies.tables import Table
 
@@ -33,6 +35,7 @@ class Asked:
         edges: of `distances`, where ranges begin.
         digits: after the decimal point, of all or by column.
         where: of `plain`, what fields of its rows must be.
+        cells: of `cells`, a row's numbers, one a line, written as those of prose.
         title: of the first column.
     """
 
@@ -44,6 +47,7 @@ class Asked:
     edges: list[int] = field(default_factory=list)
     digits: int | dict[str, int] = -1
     where: dict[str, Any] = field(default_factory=dict)
+    cells: dict[str, str] = field(default_factory=dict)
     title: str = ""
 
     def digits_of(self, column: str, usual: int) -> int:
@@ -344,6 +348,24 @@ def occurrences(figures: Figures, asked: Asked) -> Table:
     return Table(table.header, cells)
 
 
+def cells(figures: Figures, asked: Asked) -> Table:
+    """Numbers from several files, each with its source: NUMBER = EXPRESSION, or the path of a file,
+    which the lines after it are about; the first are about the file of the marker.
+    """
+    require(
+        isinstance(asked.columns, list) and bool(asked.columns and asked.cells),
+        "a table of cells needs columns, a list, and [cells], the numbers of each row",
+    )
+    files = functools.cache(Figures)
+    rows = []
+    for name, lines in asked.cells.items():
+        sources = sources_in(f"{figures.path}\n{lines}", name)
+        n_column = len(asked.columns)
+        require(len(sources) == n_column, f"{name}: {len(sources)} numbers for {n_column} columns")
+        rows.append([name, *(evaluated(source, files) for source in sources)])
+    return Table([asked.title, *asked.columns], rows)
+
+
 def _plain(value: Any, name: str, asked: Asked) -> str:
     if isinstance(value, float):
         return f"{value:,.{asked.digits_of(name, 2)}f}"
@@ -361,5 +383,6 @@ KINDS: Mapping[str, Callable[[Figures, Asked], Table]] = {
     "distances": distances,
     "plain": plain,
     "occurrences": occurrences,
+    "cells": cells,
 }
 """By the word that a marker begins with."""

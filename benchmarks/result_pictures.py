@@ -1,0 +1,131 @@
+"""Draw the pictures of docs/results.md from the files of results that the page quotes.
+
+    python -m benchmarks.result_pictures [--folder docs/pictures]
+
+Points are single trainings, lines and bars means over the seeds.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from txl.files import written_whole
+from txl.studies.figures import Figures
+
+RESULTS = Path(__file__).parents[1] / "studies" / "results"
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+MEMORIES = (0, 64, 192, 384)
+ROWS = {
+    "muon with r_net, pre-norm": "Muon with r_net",
+    "muon with r_net, pre-norm, memory drawn": "Muon with r_net, memory drawn",
+    "muon, pre-norm": "Muon",
+    "muon, pre-norm, memory drawn": "Muon, memory drawn",
+    "adamw, pre-norm": "AdamW",
+    "adam, pre-norm": "Adam",
+}
+"""Of reading_beyond_small.json, and how the picture calls them."""
+PLACES = {
+    "segment": "in its segment",
+    "memory": "in the memory",
+    "beyond": "further back",
+    "never": "nowhere",
+}
+"""Where a token stood last, and how the picture calls it."""
+
+
+def reading_beyond(axes: Any) -> None:
+    """What a memory of 960 costs beside 192, by row, with distances clamped and without."""
+    figures = Figures(RESULTS / "reading_beyond_small.json")
+    for y, row in enumerate(ROWS):
+        read = figures.each(row, "test, mem_len 192", "nats")
+        for column, marker, shift in (("test, mem_len 960", "o", -0.12), ("clamped", "x", 0.12)):
+            longer = figures.each(row, column, "nats")
+            cost = [after - before for after, before in zip(longer, read, strict=True)]
+            label = "960 clamped" if marker == "x" else "960"
+            colour = "C1" if marker == "x" else "C0"
+            named = {"label": label} if y == 0 else {}
+            axes.plot(cost, [y + shift] * len(cost), marker, color=colour, **named)
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_yticks(range(len(ROWS)), list(ROWS.values()))
+    axes.invert_yaxis()
+    axes.set_xlabel("nats a token beside memory 192")
+    axes.set_title("A memory of 960 after a training with 192, pre-norm", fontsize=10)
+    axes.legend(fontsize=8)
+
+
+def recurrence_pays(axes: Any) -> None:
+    """Test perplexity by memory, of models trained with recurrence and without."""
+    figures = Figures(RESULTS / "recurrence_pays.json")
+    for row, colour, dashes in (
+        ("without, 2M", "C1", "--"),
+        ("with, 2M", "C0", "--"),
+        ("without, 6M", "C1", "-"),
+        ("with, 6M", "C0", "-"),
+    ):
+        columns = [f"memories, test, mem_len {mem_len}" for mem_len in MEMORIES]
+        means = [figures.mean(row, column) for column in columns]
+        axes.plot(range(len(MEMORIES)), means, dashes, color=colour, label=row)
+        for x, column in enumerate(columns):
+            values = figures.each(row, column)
+            axes.plot([x] * len(values), values, "o", color=colour, markersize=3)
+    axes.set_xticks(range(len(MEMORIES)), [str(mem_len) for mem_len in MEMORIES])
+    axes.set_xlabel("memory at the test, tokens")
+    axes.set_ylabel("test perplexity")
+    axes.set_title("With recurrence (memory 192) and without", fontsize=10)
+    axes.legend(fontsize=8)
+
+
+def memory_use(axes: Any) -> None:
+    """What a memory of 192 gains a token, by where the token stood last."""
+    figures = Figures(RESULTS / "memory_use_aside.csv")
+    groups = {group.place: group for group in figures.groups if group.frequency == "all"}
+    for x, place in enumerate(PLACES):
+        gains = [-difference for difference in groups[place].differences]
+        axes.bar(x, sum(gains) / len(gains), color="C0", alpha=0.6)
+        axes.plot([x] * len(gains), gains, "o", color="black", markersize=3)
+    axes.axhline(0, color="grey", linewidth=0.8)
+    shares = [groups[place].tokens / groups["all"].tokens for place in PLACES]
+    labels = [
+        f"{name}\n{share:.0%} of tokens"
+        for name, share in zip(PLACES.values(), shares, strict=True)
+    ]
+    axes.set_xticks(range(len(PLACES)), labels, fontsize=8)
+    axes.set_xlabel("where the token stood last")
+    axes.set_ylabel("nats a token gained")
+    axes.set_title("Memory 192 beside none, borders aside", fontsize=10)
+
+
+DRAWN: Mapping[str, Callable[[Any], None]] = {
+    "reading-beyond": reading_beyond,
+    "recurrence-pays": recurrence_pays,
+    "memory-use": memory_use,
+}
+"""By the name of the picture."""
+
+
+def draw(folder: Path) -> list[Path]:
+    """Write all pictures into a folder; returns their paths."""
+    from matplotlib.figure import Figure
+
+    paths = []
+    for name, fill in DRAWN.items():
+        figure = Figure(figsize=(6, 3.4), layout="constrained")
+        fill(figure.subplots())
+        paths.append(folder / f"{name}.png")
+        with written_whole(paths[-1]) as temporary:
+            figure.savefig(temporary, dpi=120, format="png")
+    return paths
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=PICTURES, help="(default: docs/pictures)")
+    for path in draw(parser.parse_args().folder):
+        print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()
