@@ -70,7 +70,9 @@ def test_comparisons_follow_from_the_losses(path: Path) -> None:
         stored = [one[key] for key in ("difference", "low", "high", "p", "p_holm")]
         if "contrasts" in content:
             expected = pooled[one["run"], one["column"]]
-            n_known = expected.index(None) if None in expected else len(expected)  # of one seed, or none
+            n_known = (
+                expected.index(None) if None in expected else len(expected)
+            )  # of one seed, or none
             assert stored[n_known:] == expected[n_known:]
             expected = expected[:n_known]
         else:

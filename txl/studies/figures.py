@@ -15,18 +15,8 @@ from txl.runtime.records import read_json
 from txl.studies.occurrences import Group
 from txl.studies.plan import METRICS
 from txl.studies.statistics import mean_and_spread
+from txl.studies.tables import COSTS
 
-COSTS = (
-    "parameters",
-    "parameters_in_layers",
-    "tokens",
-    "remembered",
-    "operations",
-    "cpu_seconds",
-    "seconds",
-    "ms_per_step",
-)
-"""What a run has cost, by its fields in study.json."""
 PEAK = "peak_mib"
 """Of a row the maximum over its seeds: a machine must have as much."""
 COMPARED = ("difference", "low", "high", "p", "p_holm", "detectable")

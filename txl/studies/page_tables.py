@@ -10,11 +10,11 @@ from typing import Any, get_type_hints
 
 from txl.config import UsageError, require
 from txl.runtime.records import fits
-from txl.studies.figures import COSTS, PEAK, Figures
+from txl.studies.figures import PEAK, Figures
 from txl.studies.occurrences import table_of as table_of_groups
 from txl.studies.page_numbers import evaluated, sources_in
 from txl.studies.statistics import mean_and_spread
-from txl.studies.tables import Table
+from txl.studies.tables import COSTS, Table
 
 Names = list[str] | dict[str, str]
 """What a table shows, or what it shows by how it calls it."""

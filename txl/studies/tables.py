@@ -164,21 +164,25 @@ def search_table(search: Search, searches: Mapping[str, Mapping[float, float]]) 
     return Table(["run", f"best {search.of}", "valid nats per token"], cells)
 
 
+COSTS = (
+    "parameters",
+    "parameters_in_layers",
+    "tokens",
+    "remembered",
+    "operations",
+    "cpu_seconds",
+    "seconds",
+    "ms_per_step",
+)
+"""What a run has cost, by its fields in study.json."""
+
+
 def numbers(rows: Sequence[Row]) -> Table:
     """For programs: mean, standard deviation and each seed of every column, and the cost of each
     run, unrounded.
     """
     seeds = list(dict.fromkeys(run.label for row in rows for run in row.runs))
-    costs = (
-        "parameters",
-        "parameters_in_layers",
-        "tokens",
-        "remembered",
-        "operations",
-        "cpu_seconds",
-        "seconds",
-    )
-    costs += ("ms_per_step", "peak_gib")
+    costs = (*COSTS, "peak_gib")
     header = ["run", "source", "column", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
     cells = []
     for row in rows:
