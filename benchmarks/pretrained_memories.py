@@ -81,7 +81,9 @@ def cost_of(lm: LanguageModel, ids: list[int], asked: Mapping[str, Any]) -> dict
     lm.model.remember(memory, **{k: v for k, v in asked.items() if k in reads(MEMORIES[memory])})
     lengths = {name: value for name, value in asked.items() if name in fields_of(Context)}
     context = Context(**lengths)
-    n_before = (-(-context.mem_len // context.tgt_len) + 2) * context.tgt_len  # whole segments
+    n_compressed = (asked.get("compressed_len") or 0) * _rate(lm)
+    n_kept = context.mem_len + n_compressed + (asked.get("lookup_len") or 0)
+    n_before = (-(-n_kept // context.tgt_len) + 2) * context.tgt_len  # whole segments
     n_timed = N_TIMED * context.tgt_len
     reader = Reader(lm.model.eval(), context, 1)
     with torch.inference_mode(), lm.computing():
@@ -90,6 +92,11 @@ def cost_of(lm: LanguageModel, ids: list[int], asked: Mapping[str, Any]) -> dict
         _read(reader, ids[n_before : n_before + n_timed], context.tgt_len)
         seconds = time.process_time() - begin
     return {"ms": 1000 * seconds / n_timed, "mib": held_bytes(reader) / 2**20, **lengths}
+
+
+def _rate(lm: LanguageModel) -> int:
+    """Tokens that a compressed state stands for."""
+    return getattr(lm.model.config, "compress_rate", 1)
 
 
 def _read(reader: Reader, ids: list[int], tgt_len: int) -> None:

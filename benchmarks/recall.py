@@ -1,6 +1,7 @@
 """Whether a model still knows a key that it read so many tokens before.
 
-    python -m benchmarks.recall MODEL --text FILE [--distances 1000 4000 16000] [--texts 8] [--mem_len N] [--json FILE]
+    python -m benchmarks.recall MODEL --text FILE [--distances 1000 4000 16000] [--texts 8] [--mem_len N] [--row NAME]
+        [--json FILE]
 
 MODEL is what eval.py takes as --work_dir. Each text says a key of five digits for each distance and asks for all of
 them at its end, the one furthest away first; what stands between is FILE. A key is recalled if each of its digits is
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--mem_len", type=int, help="in place of the model's own")
     parser.add_argument("--compressed_len", type=int)
     parser.add_argument("--lookup_len", type=int)
+    parser.add_argument("--row", default="", help="what the rows of --json are called")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
@@ -85,11 +87,14 @@ def recalled(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for question in questions:
         digits = slice(question.digits.start - begin, question.digits.stop - begin)
         row = {
+            "row": args.row or str(args.model),
             "distance": question.distance,
             "keys": args.texts,
             "recalled": int(right_BT[:, digits].all(1).sum()),
             "nats_per_digit": float(nats_BT[:, digits].double().mean()),
             "mem_len": context.mem_len,
+            "compressed_len": context.compressed_len,
+            "lookup_len": context.lookup_len,
         }
         print(
             f"| {row['distance']} | {row['recalled']} of {row['keys']} | {row['nats_per_digit']:.3f} |"

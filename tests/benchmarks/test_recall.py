@@ -58,6 +58,7 @@ def test_every_key_is_recalled_by_who_knows_it(
         "mem_len": 30,
         "compressed_len": None,
         "lookup_len": None,
+        "row": "",
     }
     plain = [*recall.recalled(Namespace(**asked))]
     assert [(row["distance"], row["recalled"], row["mem_len"]) for row in plain] == [

@@ -83,7 +83,7 @@ class SoftmaxAttention(RelativeSoftmax):
         if self.training:
             dropout = self.drop.p
         if mask is not None and mask.requires_grad and not q_BNTH.requires_grad:
-            # the operator keeps what a gradient of the mask needs only if it sees one of q, k or v
+            # on a GPU the operator keeps what that takes only if q, k or v wants a gradient too
             q_BNTH = q_BNTH.detach().requires_grad_()
         return F.scaled_dot_product_attention(
             q_BNTH, k_BNSH, v_BNSH, mask, dropout, is_causal=is_triangle, scale=scale

@@ -66,7 +66,7 @@ def sources_in(comment: str, where: str) -> list[Source]:
 def like(text: str, value: float) -> str:
     """A value as a number of the page is written: as many digits, a plus if it has a sign."""
     _, _, fraction = text.partition(".")
-    sign = "+" if text[0] in "+-" and text[0] != "-" else ""
+    sign = "+" if text[0] == "+" else ""
     comma = "," if "," in text or abs(value) >= 10_000 else ""
     return f"{value:{sign}{comma}.{len(fraction)}f}"
 
