@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import anchor_ngram
 from benchmarks.anchor_ngram import KenLMError, as_line, counted, read_unigrams, run
+from tests.stand_ins import write_program
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.errors import UsageError
 
@@ -46,8 +47,7 @@ def kenlm(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, program in (("lmplz", LMPLZ), ("query", QUERY)):
-        (folder / name).write_text(f"#!{sys.executable}\n{program}")
-        (folder / name).chmod(0o755)
+        write_program(folder / name, program)
     return folder
 
 

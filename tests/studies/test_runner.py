@@ -20,6 +20,7 @@ import pytest
 from tests.conftest import long_test
 from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
 from tests.resume.runs import resumed_from
+from tests.stand_ins import write_program
 from txl.config import UsageError
 from txl.runtime.lock import Lock
 from txl.studies import page, report, runner
@@ -728,7 +729,7 @@ def test_a_study_whose_runner_was_killed_in_a_training_goes_on_with_it(
     assert "test" in json.loads(next(tmp_path.rglob("done.json")).read_text())["evaluations"]
 
 
-STANDS_IN = """#!{python}
+STANDS_IN = """
 import signal
 from pathlib import Path
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -760,8 +761,7 @@ def test_a_study_that_is_asked_to_stop_asks_its_programs(
     monkeypatch.chdir(tmp_path)
     write_splits(Path("data/wikitext-103"))
     program = tmp_path / "program"
-    program.write_text(STANDS_IN.format(python=sys.executable))
-    program.chmod(0o755)
+    write_program(program, STANDS_IN)
     monkeypatch.setattr(sys, "executable", str(program))
     os.mkfifo("started")
 
