@@ -5,7 +5,10 @@ from pathlib import Path
 
 
 def write_program(path: Path, source: str) -> None:
-    """Make a file a program of this Python. A line `#!` names no Python in a folder with a space, so a shell starts it."""
+    """Make a file a program of this Python.
+
+    A shell starts it: a line `#!` cannot name a Python in a folder with a space.
+    """
     script = path.with_name(f"{path.name}.py")
     script.write_text(source)
     path.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{script}' \"$@\"\n")
