@@ -25,6 +25,7 @@ from txl.config import Context, fields_of
 from txl.data_utils.free_text import read_text
 from txl.inference.reader import Reader
 from txl.language.model import LanguageModel
+from txl.memory.compressive import Compressive
 from txl.model.parts import reads
 from txl.registry import MEMORIES
 from txl.studies.plan import read_study
@@ -81,7 +82,9 @@ def cost_of(lm: LanguageModel, ids: list[int], asked: Mapping[str, Any]) -> dict
     lm.model.remember(memory, **{k: v for k, v in asked.items() if k in reads(MEMORIES[memory])})
     lengths = {name: value for name, value in asked.items() if name in fields_of(Context)}
     context = Context(**lengths)
-    n_compressed = (asked.get("compressed_len") or 0) * _rate(lm)
+    n_compressed = (context.compressed_len or 0) * lm.model.config.settings(
+        Compressive.Settings
+    ).compress_rate
     n_kept = context.mem_len + n_compressed + (asked.get("lookup_len") or 0)
     n_before = (-(-n_kept // context.tgt_len) + 2) * context.tgt_len  # whole segments
     n_timed = N_TIMED * context.tgt_len
@@ -92,11 +95,6 @@ def cost_of(lm: LanguageModel, ids: list[int], asked: Mapping[str, Any]) -> dict
         _read(reader, ids[n_before : n_before + n_timed], context.tgt_len)
         seconds = time.process_time() - begin
     return {"ms": 1000 * seconds / n_timed, "mib": held_bytes(reader) / 2**20, **lengths}
-
-
-def _rate(lm: LanguageModel) -> int:
-    """Tokens that a compressed state stands for."""
-    return getattr(lm.model.config, "compress_rate", 1)
 
 
 def _read(reader: Reader, ids: list[int], tgt_len: int) -> None:

@@ -120,23 +120,21 @@ def text_of(
     asked = [lm.encode(f" The pass key of {n} is {k}.") for n, k in zip(names, keys, strict=True)]
     at = draw.randrange(len(filler))
     tail: list[int] = []
-    questions: list[Question] = []
-    ends = {}
-    for i in reversed(range(len(distances))):
-        tail += asked[i]
-        ends[i] = len(tail)
+    ends = []
+    for answered in reversed(asked):
+        tail += answered
+        ends.append(len(tail))
     n_before_tail = max(distances) + 1000
     ids = (filler[at:] + filler * (n_before_tail // len(filler) + 1))[:n_before_tail]
-    for i, distance in enumerate(
-        distances
-    ):  # from the nearest: its digits so far before its answer
-        place = n_before_tail + ends[i] - distance - len(said[i])
-        if place + len(said[i]) > n_before_tail:
+    questions = []
+    for distance, one, end in zip(distances, said, reversed(ends), strict=True):
+        end += n_before_tail
+        place = end - distance - len(one)  # its digits so far before those of its answer
+        if place + len(one) > n_before_tail:
             sys.exit(f"--distances {distance}: is among the questions; give {len(tail)} or more")
-        ids[place : place + len(said[i])] = said[i]
-    for i in reversed(range(len(distances))):
-        end = n_before_tail + ends[i] - 1  # the full stop
-        questions.append(Question(distances[i], range(end - 5, end)))
+        ids[place : place + len(one)] = one
+        questions.append(Question(distance, range(end - 6, end - 1)))  # before the full stop
+    questions.reverse()
     return ids + tail, questions
 
 

@@ -75,6 +75,7 @@ class Rotary(PositionEncoding):
         """w, (H/2,), rounded to float32 for every dtype, as in other programs; on the CPU. No
         buffer: `model.bfloat16()` would round it.
         """
+        self._wide_C = self.freq_C.double()
         self._freq_on: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
@@ -92,9 +93,11 @@ class Rotary(PositionEncoding):
         return torch.stack([angle_LC.cos(), angle_LC.sin()], dim=1).to(dtype)
 
     def frequencies(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """`freq_C` there, (H/2,). It is copied once: a copy waits for the device, and none may be
-        recorded in a CUDA graph.
+        """`freq_C` there, (H/2,). To another device it is copied once: a copy waits for it, and none
+        may be recorded in a CUDA graph. On the CPU nothing is kept, which an export would warn of.
         """
+        if device.type == "cpu":
+            return self._wide_C.to(dtype)
         where = device, dtype
         if where not in self._freq_on:
             self._freq_on[where] = self.freq_C.to(device, dtype)

@@ -116,7 +116,9 @@ def require_flags(study: Study) -> None:
     for variant in study.variants:
         for name, flags in study.evaluations_of(variant).items():
             configs = (*(SCORE if "text" in flags else EVAL), DataConfig)
-            lines.append((f"evaluations: {name}", flags, configs))
+            line = (f"evaluations: {name}", flags, configs)
+            if line not in lines:  # most variants are read alike
+                lines.append(line)
     for name, flags, configs in lines:
         try:
             typed = read_flags(words(flags, Path("run")), *configs, description="")
