@@ -85,8 +85,11 @@ def test_estimates_are_near_the_peaks_of_twenty_trainings_drawn_at_random() -> N
 
 
 def is_near(guess: int, peak: int) -> bool:
-    """True if what is printed before a training is within 0.85 to 1.25 of the peak of its process, in MiB."""
-    return 0.85 < (guess + PROGRAM) / (peak + PROGRAM) < 1.25
+    """True if what is printed before a training is within 0.8 to 1.25 of the peak of its process, in MiB.
+
+    Between processors the same training differs: holes that the allocator leaves are not counted.
+    """
+    return 0.8 < (guess + PROGRAM) / (peak + PROGRAM) < 1.25
 
 
 def test_an_estimate_leaves_random_numbers_and_the_model_as_they_were() -> None:
