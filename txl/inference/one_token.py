@@ -21,6 +21,7 @@ from txl.inference.key_values import KeyValueMemory
 from txl.model.attention import Attention, RelativeSoftmax
 from txl.model.layer import Layer
 from txl.ops.linear import Linear, product_with
+from txl.ops.norm import norm_with
 from txl.ops.numbers import at_least_float32, product_dtype
 from txl.ops.packed import PackedLinear
 
@@ -150,7 +151,7 @@ class _Reader:
         self._first = product_with(first, n_row)
         self._activation: Callable[[Tensor], Tensor] = activation.forward
         self._last = product_with(last, n_row)
-        self._attn_norm, self._ff_norm = _norm(layer.attn_norm), _norm(layer.ff_norm)
+        self._attn_norm, self._ff_norm = norm_with(layer.attn_norm), norm_with(layer.ff_norm)
         r_RNH, u_NH, w_NH = attn.pos.relative(feats)
         wide = at_least_float32(r_RNH.dtype)
         self._r_NHR = r_RNH.to(wide).permute(1, 2, 0).contiguous()
@@ -213,11 +214,3 @@ def _joined(nets: list[nn.Linear]) -> list[nn.Linear]:
     if len(weights) < len(nets):
         return nets
     return [PackedLinear(torch.cat(weights))]
-
-
-def _norm(norm: nn.LayerNorm) -> Callable[[Tensor], Tensor]:
-    shape = norm.normalized_shape
-    weight = norm.weight
-    bias = norm.bias
-    eps = norm.eps
-    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from txl.attention_rules.softmax import GroupedSoftmaxAttention, SoftmaxAttention
 from txl.config import Context
+from txl.inference import turned_token
+from txl.inference.turned_token import TokenLayer, Turn, over_all
 from txl.memory.none import NoMemory
 from txl.memory.sinks import Sinks, n_dropped
 from txl.model.memory import Fifo
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.heads import folded, folded_mask
-from txl.ops.numbers import as_multiplied, at_least_float32
+from txl.ops.numbers import as_multiplied, at_least_float32, product_dtype
 from txl.positions.base import PlacedAttention
 from txl.positions.rotary import Rotary, turned
 
@@ -83,6 +85,8 @@ class TurnedSegments:
         self._place = 0  # of the token at `end`
         self._n_sink = getattr(model.layers[0].memory, "n_sink", 0)
         self._sinks: _Sinks | None = None
+        self._token_layers: list[TokenLayer] = []
+        self._made_for: tuple[torch.dtype, int] | None = None  # dtype of products, and rows
         self.n_left = context.tgt_len
         if before is not None:
             self._remember(before.to(model.device), batch_size)
@@ -92,10 +96,10 @@ class TurnedSegments:
         model = self._model
         n_new = token_BT.shape[1]
         h_BTD = model.drop(model.word_emb(token_BT))
-        feats = self._turns(n_new, h_BTD)
-        mask = self._mask(n_new, h_BTD.device)
-        for i, layer in enumerate(model.layers):
-            h_BTD = layer.finish(h_BTD, self._attended(i, layer, h_BTD, feats, mask))
+        if self._reads_one(h_BTD):
+            h_BTD = self._through_token_layers(h_BTD)
+        else:
+            h_BTD = self._through_layers(h_BTD)
         self._end += n_new
         self._place += n_new
         self.n_left -= n_new
@@ -126,25 +130,61 @@ class TurnedSegments:
         self._end += n_kept
         self._place += n_kept
 
+    def _through_layers(self, h_BTD: Tensor) -> Tensor:
+        n_new = h_BTD.shape[1]
+        feats = self._turns(n_new, h_BTD)
+        mask = self._mask(n_new, as_multiplied(h_BTD))
+        for i, layer in enumerate(self._model.layers):
+            h_BTD = layer.finish(h_BTD, self._attended(i, layer, h_BTD, feats, mask))
+        return h_BTD
+
+    def _reads_one(self, h_BTD: Tensor) -> bool:
+        """True if the next token is read by layers that are made for one."""
+        n_row, n_new = h_BTD.shape[:2]
+        dtype = product_dtype(h_BTD)
+        if n_new != 1:
+            return False
+        if self._made_for != (dtype, n_row) and turned_token.serves(self._model.layers, h_BTD):
+            self._made_for = dtype, n_row
+            self._token_layers = [TokenLayer(layer, dtype, n_row) for layer in self._model.layers]
+        return self._made_for == (dtype, n_row)
+
+    def _through_token_layers(self, h_B1D: Tensor) -> Tensor:
+        h_BD = h_B1D[:, 0]
+        turn = Turn.of(self._turns(1, h_B1D))
+        self._forget_outside_window()
+        self._make_room(1, as_multiplied(h_BD))
+        seen_2LBKSH = self._kv_2LBKCH[..., self._begin : self._end + 1, :]
+        with torch.autocast("cpu", enabled=False):
+            for layer, k_BKSH, v_BKSH in zip(self._token_layers, *seen_2LBKSH, strict=True):
+                h_BD = layer(h_BD, turn, k_BKSH, v_BKSH)
+        return h_BD[:, None]
+
     def _turns(self, n_new: int, like: Tensor) -> Tensor:
         """Those of the new tokens, see `Rotary.turns`."""
         place_T = torch.arange(self._place, self._place + n_new, device=like.device)
         return self._pos.turns(place_T, at_least_float32(like.dtype))
 
-    def _mask(self, n_new: int, device: torch.device) -> Tensor | None:
-        """Which keys the new tokens see, (G T, S); None: all that there are, for which a single one
-        forgets what is out of its window.
+    def _mask(self, n_new: int, like: Tensor) -> Tensor | None:
+        """Which keys the new tokens see, (G T, S), as a term of logits, which PyTorch would make of
+        a mask for each layer anew; None: all that there are, which for a single token are
+        those in its window.
         """
         if n_new == 1:
-            if self._window:
-                self._begin = max(self._begin, self._end + 1 - self._window)
+            self._forget_outside_window()
             return None
         n_past = self._end - self._begin
-        mask = torch.ones(n_new, n_past + n_new, dtype=torch.bool, device=device).tril(n_past)
+        seen = torch.ones(n_new, n_past + n_new, dtype=torch.bool, device=like.device).tril(n_past)
         if self._window:
-            mask = mask.triu(n_past + 1 - self._window)
+            seen = seen.triu(n_past + 1 - self._window)
+        mask = like.new_zeros(seen.shape).masked_fill(seen.logical_not(), -torch.inf)
         config = self._model.config
         return folded_mask(mask, config.n_head // config.n_key_head)
+
+    def _forget_outside_window(self) -> None:
+        """What the next token does not see any more."""
+        if self._window:
+            self._begin = max(self._begin, self._end + 1 - self._window)
 
     def _attended(
         self, i: int, layer: Any, h_BTD: Tensor, feats: Tensor, mask: Tensor | None
@@ -156,9 +196,8 @@ class TurnedSegments:
         k_BKTH, v_BKTH = attn.keys_and_values(x_BTD)
         k_BKSH, v_BKSH = self._appended(i, turned(k_BKTH, feats), v_BKTH)
         q_BKLH = folded(q_BNTH, k_BKTH.shape[1])
-        # in 16 bits the operator keeps logits in float32
-        if mask is None and q_BKLH.device.type == "cpu" and q_BKLH.dtype.itemsize > 2:
-            out_BKLH = _over_all(q_BKLH, k_BKSH, v_BKSH, attn.pos.scale)
+        if mask is None and q_BKLH.device.type == "cpu":
+            out_BKLH = over_all(q_BKLH, k_BKSH, v_BKSH, attn.pos.scale)
         else:
             out_BKLH = F.scaled_dot_product_attention(
                 q_BKLH, k_BKSH, v_BKSH, mask, scale=attn.pos.scale
@@ -217,13 +256,6 @@ class TurnedSegments:
         here_2LBKAH = self._kv_2LBKCH[..., self._begin : self._begin + self._n_sink, :]
         here_2LBKAH[0] = turned(sinks.kv_2LBKAH[0], feats)
         here_2LBKAH[1] = sinks.kv_2LBKAH[1]
-
-
-def _over_all(q_BKLH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, scale: float) -> Tensor:
-    """Attention of a few queries to all keys, (B, K, L, H): two products, which take 0.8 of the
-    time of PyTorch's operator over 8,200 keys (AMD EPYC, AVX2, two threads).
-    """
-    return ((q_BKLH * scale) @ k_BKSH.mT).softmax(-1) @ v_BKSH
 
 
 class _Sinks(NamedTuple):
