@@ -214,22 +214,38 @@ class _Shares(NamedTuple):
 
 def _shares(forget_BNL: Tensor, momentum_BNL: Tensor, rate_BNL: Tensor) -> tuple[_Shares, _Shares]:
     """Those of the weights and of the momentum."""
+    next_BNL = F.pad(momentum_BNL[..., 1:], (0, 1))
+    left_BNL = _product_from_right(1 - forget_BNL)
     # of an update by this token, and by it and all later ones
-    left = reach = torch.ones_like(forget_BNL[..., 0])
-    n = forget_BNL.shape[-1]
-    shares = []
-    for t in range(n - 1, -1, -1):
-        if t + 1 < n:
-            reach = left + momentum_BNL[..., t + 1] * reach
-        else:
-            reach = left
-        shares.append(reach)
-        left = left * (1 - forget_BNL[..., t])
-    of_weights = torch.stack(shares[::-1], dim=-1) * rate_BNL
-    later_BNL = F.pad(momentum_BNL[..., 1:], (0, 1), value=1.0).flip(-1).cumprod(-1).flip(-1)
-    first = momentum_BNL[..., 0] * reach
+    kept_BNL = F.pad(left_BNL[..., 1:], (0, 1), value=1.0)
+    reach_BNL = _summed_from_right(kept_BNL, next_BNL)
+    later_BNL = F.pad(_product_from_right(momentum_BNL)[..., 1:], (0, 1), value=1.0)
+    first = momentum_BNL[..., 0] * reach_BNL[..., 0]
     whole = momentum_BNL.prod(-1)
     return (
-        _Shares(of_weights, first[..., None, None], left[..., None, None]),
+        _Shares(reach_BNL * rate_BNL, first[..., None, None], left_BNL[..., 0, None, None]),
         _Shares(rate_BNL * later_BNL, whole[..., None, None], 0),
     )
+
+
+def _product_from_right(x: Tensor) -> Tensor:
+    """x_t x_(t+1) ... x_L, in a step for each doubling of what is multiplied: `cumprod` would wait
+    for a GPU in its derivative, which divides by x.
+    """
+    n = x.shape[-1]
+    reach = 1
+    while reach < n:
+        x = x * F.pad(x[..., reach:], (0, reach), value=1.0)
+        reach *= 2
+    return x
+
+
+def _summed_from_right(x: Tensor, factor: Tensor) -> Tensor:
+    """y_t = x_t + factor_t y_(t+1), by as many steps; nothing is divided."""
+    n = x.shape[-1]
+    reach = 1
+    while reach < n:
+        x = x + factor * F.pad(x[..., reach:], (0, reach))
+        factor = factor * F.pad(factor[..., reach:], (0, reach))
+        reach *= 2
+    return x
