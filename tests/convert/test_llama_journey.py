@@ -90,6 +90,16 @@ def test_a_kept_memory_is_that_of_a_reading(folder: Path, done: Callable[[str], 
         lm.score(" the end", memory=memory)
 
 
+@pytest.mark.parametrize("program", ["score --text", "read --to two.memory --text", "eval --text"])
+def test_running_text_is_not_split_into_words_for_it(
+    folder: Path, call: Callable[..., Any], program: str
+) -> None:
+    outcome = call(*f"{program} text/test.txt --work_dir model --tokenise".split())
+    assert outcome.status == 2
+    assert "--tokenise: the model's vocabulary is not of words" in outcome.err
+    assert not Path("two.memory").exists()
+
+
 def test_it_goes_back_as_it_came(folder: Path, done: Callable[[str], None]) -> None:
     done("convert model run")
     done("convert run back --to huggingface")

@@ -150,6 +150,13 @@ def test_links_of_the_pages_lead_to_files() -> None:
         assert [link for link in links if not (page.parent / link).exists()] == [], page.name
 
 
+def test_files_of_results_are_cited_by_a_page() -> None:
+    folder = ROOT / "benchmarks" / "results"
+    pages = [*(ROOT / "docs").glob("*.md"), *folder.glob("*.md"), *(ROOT / "tests").rglob("*.py")]
+    cited = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [file.name for file in folder.iterdir() if file.name not in cited] == []
+
+
 def test_the_style_before_a_commit_is_that_of_the_tests() -> None:
     wanted = re.search(r"^ruff(==\S+)$", (ROOT / "requirements-dev.txt").read_text(), re.M)
     assert wanted is not None

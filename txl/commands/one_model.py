@@ -34,6 +34,15 @@ def opened(config: Any, typed: Typed) -> LanguageModel:
     return lm
 
 
+def require_words(lm: LanguageModel, tokenise: bool | None) -> None:
+    """Raise `UsageError` if running text is to be split into words for a model that reads none."""
+    require(
+        not tokenise or lm.tokenizer.is_of_words,
+        "--tokenise: the model's vocabulary is not of words, and reads running text as it is;"
+        " leave the flag out",
+    )
+
+
 def memory_in(lm: LanguageModel, file: str | None) -> KeptMemory | None:
     """The memory in a file, if one is named. Raises `UsageError` if it is none of this model."""
     if file is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from txl.checkpoint import MemoryUse, ReadsOn
 from txl.cli.flags import named, read_flags
-from txl.commands.one_model import memory_in, opened
+from txl.commands.one_model import memory_in, opened, require_words
 from txl.config import LENGTH, SIZE, TextKind, build, option, require
 from txl.data_utils.free_text import read_text
 from txl.language.kept_memory import require_place
@@ -48,6 +48,7 @@ def main(argv: Sequence[str]) -> None:
     place = Path(config.to or "")
     require_place(place)
     lm = opened(config, typed)
+    require_words(lm, config.tokenise)
     lm = replace(lm, context=lm.context.as_asked(config))
     before = memory_in(lm, config.memory_file)
     text = read_text(config.text, lm.tokenizer)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
-from txl.commands.one_model import begun_in
+from txl.commands.one_model import begun_in, require_words
 from txl.commands.scoring import opened, training_text
 from txl.config import require
 from txl.data_utils.corpus import DataConfig
@@ -99,6 +99,7 @@ def score_file(
     --memory_file and --context.
     """
     vocab = lm.tokenizer
+    require_words(lm, config.tokenise)
     begun = begun_in(lm, config.memory_file)
     how: dict[str, Any] = {"running": config.tokenise}
     if not config.tokenise:
