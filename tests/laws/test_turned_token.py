@@ -137,6 +137,8 @@ def test_gradients_and_other_models_are_for_the_modules(token_BT: Tensor, calls:
         assert turned_token.serves(model.layers, h_B1D)
         assert not turned_token.serves(model.layers, h_B1D.expand(2, 2, -1))
         assert not turned_token.serves(model.layers, h_B1D.float())
+        of_16_bits = model_of("decoder").bfloat16().layers
+        assert not turned_token.serves(of_16_bits, h_B1D.bfloat16())
         for changed in ({"rope_part": 0.5}, {"parallel": True}):
             assert not turned_token.serves(build("decoder_sinks", **changed).layers, h_B1D)
     assert not turned_token.serves(model.layers, h_B1D)

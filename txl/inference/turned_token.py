@@ -41,7 +41,8 @@ def serves(layers: Sequence[Layer], h_BTD: Tensor) -> bool:
     multiplied in, and layers as they were built: modules that somebody put in are to be called.
     """
     is_one = h_BTD.shape[1] == 1 and h_BTD.device.type == "cpu"
-    if not is_one or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    is_wide = h_BTD.dtype.itemsize >= 4  # norms of 16 bits are the modules' own
+    if not (is_one and is_wide) or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     dtype = product_dtype(h_BTD)
     return all(_is_served(layer, h_BTD.dtype, dtype) for layer in layers)
