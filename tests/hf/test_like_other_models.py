@@ -69,13 +69,12 @@ def test_arguments_of_other_models_are_taken() -> None:
     torch.testing.assert_close((again.logits, again.mems), (out.logits, out.mems))
     for cls in CLASSES:
         assert model_of(cls)(IDS, use_cache=False).mems is None
-    assert torch.equal(model(IDS, logits_to_keep=2).logits, out.logits[:, -2:])
-    assert torch.equal(
-        model(IDS, logits_to_keep=torch.tensor([0, 5])).logits, out.logits[:, [0, 5]]
-    )
-    assert torch.equal(
-        model(IDS, labels=IDS, logits_to_keep=1).losses, model(IDS, labels=IDS).losses
-    )
+    for kept, places in ((2, [-2, -1]), (torch.tensor([0, 5]), [0, 5])):
+        # a product of fewer rows is rounded otherwise on some processors
+        logits = model(IDS, logits_to_keep=kept).logits
+        torch.testing.assert_close(logits, out.logits[:, places])
+    losses = [model(IDS, labels=IDS, **kept).losses for kept in ({"logits_to_keep": 1}, {})]
+    torch.testing.assert_close(*losses)
     mask_BT, ids_BT = torch.ones_like(IDS), IDS.clone()
     mask_BT[0, :3], ids_BT[0, :3] = 0, 0
     places_BT = (mask_BT.cumsum(1) - 1).masked_fill(mask_BT == 0, 1)  # as `generate` makes them
