@@ -8,6 +8,7 @@ float32 everywhere, and the rest is as the machine is. CI runs the fast part in 
 import os
 from collections.abc import Callable, Iterator
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,3 +59,19 @@ def operators(dtype: torch.dtype) -> Iterator[tuple[Product, Product]]:
         except (RuntimeError, AttributeError):
             continue
         yield ordered, product
+
+
+def ways_of_large_weights(monkeypatch: pytest.MonkeyPatch, *, is_amd: bool) -> Iterator[None]:
+    """Small weights go the way of large ones on such a processor or on others; at each turn packed
+    ones by another of `operators`.
+    """
+    from txl.ops import few_rows, onednn, packed
+
+    monkeypatch.setattr(few_rows, "REVERSED", is_amd)
+    monkeypatch.setattr(few_rows, "PAYS", 0)
+    monkeypatch.setattr(onednn, "AVAILABLE", not is_amd)
+    monkeypatch.setattr(onednn, "PAYS", 0)
+    for ordered, product in operators(torch.float32):
+        monkeypatch.setattr(packed, "ordered", ordered)
+        monkeypatch.setattr(packed, "product", product)
+        yield

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.laws.conftest import build
-from tests.processors import operators
+from tests.processors import ways_of_large_weights
 from txl import Context, TransformerXL
 from txl.attention_rules import use_attention
 from txl.inference import frozen, one_token
 from txl.inference.frozen import Frozen
 from txl.model.autocast import autocast
-from txl.ops import few_rows, onednn, packed
 from txl.positions.rel_sinusoid import RelSinusoid
 
 CONTEXTS = {
@@ -121,13 +120,7 @@ def test_weights_in_16_bits(dtype: torch.dtype, token_BT: Tensor, calls: list[in
 def test_products_of_large_weights_and_of_packed_ones(
     is_amd: bool, token_BT: Tensor, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_rows, "REVERSED", is_amd)
-    monkeypatch.setattr(few_rows, "PAYS", 0)
-    monkeypatch.setattr(onednn, "AVAILABLE", not is_amd)
-    monkeypatch.setattr(onednn, "PAYS", 0)
-    for ordered, product in operators(torch.float32):
-        monkeypatch.setattr(packed, "ordered", ordered)
-        monkeypatch.setattr(packed, "product", product)
+    for _ in ways_of_large_weights(monkeypatch, is_amd=is_amd):
         calls.clear()
         model = build("plain").float()
         expected = through_both(model, token_BT, CONTEXTS["window"])

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.laws.conftest import build
-from tests.processors import operators
+from tests.processors import ways_of_large_weights
 from txl import Context, TransformerXL
 from txl.inference import frozen, turned_token
 from txl.inference.reader import Reader
 from txl.inference.turned_token import TokenLayer
 from txl.model.autocast import autocast
 from txl.model.norms import RMSNorm
-from txl.ops import few_rows, onednn, packed
 from txl.ops.norm import norm_with
 
 CONTEXT = Context(tgt_len=4, mem_len=7)
@@ -116,17 +115,13 @@ def test_weights_in_16_bits(
 def test_products_of_large_weights_and_of_packed_ones(
     is_amd: bool, token_BT: Tensor, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_rows, "REVERSED", is_amd)
-    monkeypatch.setattr(few_rows, "PAYS", 0)
-    monkeypatch.setattr(onednn, "AVAILABLE", not is_amd)
-    monkeypatch.setattr(onednn, "PAYS", 0)
-    for ordered, product in operators(torch.float32):
-        monkeypatch.setattr(packed, "ordered", ordered)
-        monkeypatch.setattr(packed, "product", product)
+    for _ in ways_of_large_weights(monkeypatch, is_amd=is_amd):
         model = model_of("decoder").float()
-        frozen.pack_layers(model)
         found, expected = both(monkeypatch, model, token_BT)
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+        frozen.pack_layers(model)
+        for packed in both(monkeypatch, model, token_BT):
+            torch.testing.assert_close(packed, expected, rtol=1e-3, atol=1e-3)
     assert calls
 
 
