@@ -8,7 +8,7 @@ terms of the logits are parts of one product. `txl.inference.frozen` comes here 
 so, with the same results up to rounding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -81,8 +81,13 @@ def _is_as_built(layer: Layer) -> bool:
     kinds = []
     for net in (attn.q_net, attn.k_net, attn.v_net, attn.o_net, ff[0], ff[3]):
         kinds.append(type(net))
-    has_hook = any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
+    has_hook = is_hooked(layer.modules())
     return set(kinds) <= {Linear, PackedLinear} and not has_hook
+
+
+def is_hooked(modules: Iterable[nn.Module]) -> bool:
+    """True if somebody has put a hook on a module, which is called only where the module is."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 def read(

@@ -15,6 +15,7 @@ from torch import Tensor
 from txl.attention_rules.softmax import GroupedSoftmaxAttention, SoftmaxAttention
 from txl.config import Context
 from txl.inference import turned_token
+from txl.inference.one_token import is_hooked
 from txl.inference.turned_token import TokenLayer, Turn, over_all
 from txl.memory.none import NoMemory
 from txl.memory.sinks import Sinks, n_dropped
@@ -49,7 +50,7 @@ def _is_served(layer: Any) -> bool:
     is_known = type(attn) is PlacedAttention and type(attn.pos) is Rotary
     is_softmax = type(attn.rule) in (SoftmaxAttention, GroupedSoftmaxAttention)
     is_queue = type(layer.memory) in (Fifo, NoMemory, Sinks)
-    has_hook = any(part._forward_hooks or part._forward_pre_hooks for part in (attn, attn.rule))
+    has_hook = is_hooked((attn, attn.rule))
     return is_known and is_softmax and is_queue and not has_hook
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from txl.inference.one_token import is_hooked
 from txl.model.feed_forward import FeedForward
 from txl.model.layer import Layer
 from txl.model.projections import NormedHeads
@@ -20,7 +21,6 @@ from txl.ops.linear import Linear, product_with
 from txl.ops.norm import norm_with
 from txl.ops.numbers import product_dtype
 from txl.ops.packed import PackedLinear
-from txl.positions.base import PlacedLayer
 
 
 class Turn(NamedTuple):
@@ -53,7 +53,7 @@ def _is_served(layer: Any, dtype: torch.dtype, dtype_of_products: torch.dtype) -
     attn = layer.attn
     ff = layer.ff
     is_summed = layer.attn_gate is torch.add and layer.ff_gate is torch.add
-    if type(layer) not in (Layer, PlacedLayer) or type(ff) is not FeedForward or not is_summed:
+    if type(layer) is not Layer or type(ff) is not FeedForward or not is_summed:
         return False
     nets = {type(attn.v_net), type(attn.o_net), type(ff[0]), type(ff[3])}
     is_cast = attn.v_net.weight.dtype == dtype_of_products and layer.attn_norm.weight.dtype == dtype
@@ -62,7 +62,7 @@ def _is_served(layer: Any, dtype: torch.dtype, dtype_of_products: torch.dtype) -
         isinstance(norm, nn.LayerNorm | nn.RMSNorm) for norm in (layer.attn_norm, layer.ff_norm)
     )
     is_whole = 2 * len(attn.pos.freq_C) == attn.d_head
-    has_hook = any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
+    has_hook = is_hooked(layer.modules())
     return nets <= {Linear, PackedLinear} and is_cast and has_norms and is_whole and not has_hook
 
 
@@ -78,7 +78,6 @@ class TokenLayer:
         attn = layer.attn
         first, activation, _, last, _ = layer.ff
         self._dtype = dtype
-        self._d_head = attn.d_head
         self._scale = attn.pos.scale
         self._pre_lnorm = layer.pre_lnorm
         self._q, self._k, self._v, self._o = (
