@@ -101,6 +101,22 @@ def test_a_memory_is_added_to_trained_weights(here: Here) -> None:
     assert models[1].config.infini_update == "linear"
 
 
+@pytest.mark.parametrize(
+    ("memory", "setting"), [("neural", "rates_of"), ("expire_span", "spans_of")]
+)
+def test_rates_and_spans_of_an_added_memory_follow_from_norms(
+    memory: str, setting: str, here: Here
+) -> None:
+    """Unless it is said otherwise; a training from scratch takes hidden states."""
+    for flags, expected in (
+        ("--init_from run", "normed"),
+        (f"--init_from run --{setting} hidden", "hidden"),
+        ("", "hidden"),
+    ):
+        here(f"train {flags} --memory {memory} --mem_len 4 --max_step 1 --overwrite")
+        assert config_of(Path("new"))["model"]["own"][setting] == expected
+
+
 def test_weights_of_an_added_memory_are_drawn_from_the_seed(here: Here) -> None:
     drawn = []
     for seed in (1, 1, 2):

@@ -26,6 +26,10 @@ class Projections:
     k_NHD: Tensor
     v_NHD: Tensor
 
+    def normed(self, x_BLD: Tensor) -> Tensor:
+        """Not as any layer has it: another than x."""
+        return x_BLD * abs(x_BLD)
+
     def keys_and_values(self, x_BLD: Tensor) -> tuple[Tensor, Tensor]:
         k, v = (torch.einsum("bld,nhd->bnlh", x_BLD, weight) for weight in (self.k_NHD, self.v_NHD))
         return k, v

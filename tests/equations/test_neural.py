@@ -64,12 +64,13 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
                     for weight in weights
                 ]
                 keys = [unit(layer.k_NHD[n] @ x_D) for x_D in left_BLD[b]]
+                of_BLD = layer.normed(left_BLD) if rule.rates_of == "normed" else left_BLD
                 rates = [
                     (
-                        rule.rates.weight[3 * n : 3 * n + 3] @ x_D
+                        rule.rates.weight[3 * n : 3 * n + 3] @ of_D
                         + rule.rates.bias[3 * n : 3 * n + 3]
                     ).sigmoid()
-                    for x_D in left_BLD[b]
+                    for of_D in of_BLD[b]
                 ]
                 slower = shortening(first, keys, [coming_to(t, rates) for t in range(len(rates))])
                 shortened.append(slower.item())
@@ -88,6 +89,10 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
 @pytest.mark.parametrize(("n_layer", "gate"), [(1, "tanh"), (1, "sigmoid"), (2, "sigmoid")])
 def test_what_is_read_is_the_formula(n_layer: int, gate: str, seeded: None) -> None:
     compare(by_the_book, memory="neural", neural_layers=n_layer, memory_gate=gate)
+
+
+def test_rates_of_norms_are_the_formula(seeded: None) -> None:
+    compare(by_the_book, memory="neural", rates_of="normed")
 
 
 @pytest.mark.slow

@@ -127,11 +127,21 @@ MEMORY_MODELS: dict[str, dict[str, Any]] = {
         "span_loss": 0.1,
         "mem_len": 8,
     },
+    "decoder_expire_span": DECODER
+    | {
+        "memory": "expire_span",
+        "spans_of": "normed",
+        "max_span": 12,
+        "span_ramp": 2,
+        "span_loss": 0.1,
+        "mem_len": 5,
+    },
     "infini": {"memory": "infini", "mem_len": 5},
     "infini_delta": {"memory": "infini", "infini_update": "delta", "mem_len": 0},
     "knn": {"memory": "knn", "lookup_k": 4, "lookup_len": 7, "lookup_layer": 0, "mem_len": 3},
     "neural": {"memory": "neural", "mem_len": 3},
     "neural_two_layers": {"memory": "neural", "neural_layers": 2, "mem_len": 0},
+    "decoder_neural": DECODER | {"memory": "neural", "rates_of": "normed", "mem_len": 3},
     "recurrent_tokens": {"memory": "recurrent_tokens", "n_memory_token": 2, "mem_len": 0},
     "toy": {"memory": "toy"},
 }

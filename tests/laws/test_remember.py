@@ -47,8 +47,8 @@ def test_an_exchanged_memory_is_that_of_a_model_that_was_made_with_it(
     model, made = build(before, **SMALL), build(after, **SMALL)
     context = context_of(after)
     settings = settings_of(after)
-    if "memory_gate" in reads(MEMORIES[memory_of(after)]):
-        settings["memory_gate"] = "sigmoid"
+    for name in MEMORIES[memory_of(after)].when_added:
+        settings[name] = getattr(made.config, name)
     added = model.remember(memory_of(after), **settings)
     names = [name for name, _ in made.named_parameters() if ".memory." in name]
     assert added == (names if memory_of(before) != memory_of(after) else [])
@@ -74,7 +74,8 @@ def test_what_is_added_to_trained_weights_changes_nothing_and_learns(
     other = copy.deepcopy(model)
     added = other.remember(memory_of(name), **settings_of(name))
     assert added
-    assert other.config.memory_gate == "tanh"
+    for setting, value in MEMORIES[memory_of(name)].when_added.items():
+        assert getattr(other.config, setting) == value
     found, _ = read(other, token_BT, [4, 4, 4], context)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     loss_BT, *_ = Nats(other.train(), 0.0, 3)(token_BT, token_BT, None, context)

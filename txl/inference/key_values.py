@@ -95,7 +95,7 @@ class KeyValuesWithSpans(KeyValues):
     def of_hidden(self, layer: Any, empty: KeyValue, state: State) -> KeyValue:
         """See `KeyValues.of_hidden`."""
         projected = super().of_hidden(layer, empty, state)
-        span_BM = layer.memory.spans(state.hidden_BMD)
+        span_BM = layer.memory.spans(layer, state.hidden_BMD)
         return projected.with_extra({"age": state.extra["age"], "span": span_BM})
 
     def attended(
@@ -129,7 +129,8 @@ class KeyValuesWithSpans(KeyValues):
         rule: ExpireSpan = layer.memory
         begin = rule.first_held(remembered.extra["age"])
         age_BM = remembered.extra["age"][:, begin:]
-        span_BS = torch.cat([remembered.extra["span"][:, begin:], rule.spans(h_BTD)], dim=1)
+        span_BM = remembered.extra["span"][:, begin:]
+        span_BS = torch.cat([span_BM, rule.spans(layer, h_BTD)], dim=1)
         span = rule.placed(span, age_BM)
         span = replace(span, log_weight_BTS=rule.log_factors(age_BM, span_BS))
         if layer.attn.pos.by_distance:

@@ -1,8 +1,9 @@
 """The memory of Expire-Span: each state says by itself how long it stays."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,11 +33,11 @@ def _idle(context: Context) -> str:
 class ExpireSpan(MemoryRule):
     """The hidden states whose learned span has not ended, up to the mem_len last of them.
 
-    e_i = L sigmoid(w.h_i + b)                                     L = max_span m_ti = max(0, min(1,
-    1 + (e_i - (t - i)) / R))                 R = span_ramp, t - i tokens passed since a'_ti = m_ti
-    a_ti / sum_j m_tj a_tj                            a the probabilities of all heads of the layer
-    loss = alpha / T sum_i e_i                                     alpha = span_loss, over the T
-    tokens of the segment
+    e_i = L sigmoid(w.x_i + b)                    L = max_span
+    x_i   the hidden state, or what attention reads of it (`spans_of`), the same without pre_lnorm
+    m_ti = max(0, min(1, 1 + (e_i - (t - i)) / R))   R = span_ramp, t - i tokens passed since
+    a'_ti = m_ti a_ti / sum_j m_tj a_tj           a the probabilities of all heads of the layer
+    loss = alpha / T sum_i e_i                    alpha = span_loss, over the T tokens of the segment
 
     Source: Sukhbaatar et al. 2021 (arXiv 2105.06548), sec. 4. Remembered states are detached, w and
     b take the gradient of every m_ti between 0 and 1. A state is dropped after the segment in which
@@ -62,6 +63,11 @@ class ExpireSpan(MemoryRule):
         span_loss: float = option(
             1e-6, "what a token of the mean span adds to the loss, per layer", minimum=0
         )
+        spans_of: Literal["hidden", "normed"] = option(
+            "hidden",
+            "what spans follow from: hidden states, or their norms as attention reads them with"
+            " --pre_lnorm (the default for weights that were trained without)",
+        )
 
     traits = Traits(
         BESIDE | {"attention": ("softmax",), "attn_impl": ("auto",)},
@@ -69,6 +75,7 @@ class ExpireSpan(MemoryRule):
         weighs_keys=True,
         idle=_idle,
     )
+    when_added: ClassVar[Mapping[str, Any]] = {"spans_of": "normed"}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -76,6 +83,7 @@ class ExpireSpan(MemoryRule):
         self.limit = settings.max_span
         self.ramp = settings.span_ramp
         self.alpha = settings.span_loss
+        self.spans_of = settings.spans_of
         self.w_D, self.b = nn.Parameter(torch.empty(config.d_model)), nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
@@ -93,11 +101,13 @@ class ExpireSpan(MemoryRule):
     def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
         return grown(cls.empty(config, batch_size, like=like), context.mem_len)
 
-    def spans(self, h_BSD: Tensor) -> Tensor:
-        """e, (B, S), in float32 or wider: half precision does not tell long
+    def spans(self, layer: Any, x_BSD: Tensor) -> Tensor:
+        """e of hidden states, (B, S), in float32 or wider: half precision does not tell long
         spans from each other.
         """
-        e_BS = self.limit * ((h_BSD * self.w_D).sum(-1) + self.b).sigmoid()
+        if self.spans_of == "normed":
+            x_BSD = layer.normed(x_BSD)
+        e_BS = self.limit * ((x_BSD * self.w_D).sum(-1) + self.b).sigmoid()
         return widened(e_BS)
 
     def forward(
@@ -108,9 +118,9 @@ class ExpireSpan(MemoryRule):
         state = State(state.hidden_BMD[:, begin:], {"age": state.extra["age"][:, begin:]})
         span = self.placed(reading.span, state.extra["age"])
         feats = layer.attn.pos.prepare(span, like=reading.like)
-        span = self.weighed(span, h_BTD, state)
+        span = self.weighed(layer, span, h_BTD, state)
         out_BTD = layer.attend(h_BTD, state.hidden_BMD, feats, span)
-        return out_BTD, self.kept(state, h_BTD, reading.context)
+        return out_BTD, self.kept(layer, state, h_BTD, reading.context)
 
     def first_held(self, age_BM: Tensor) -> int:
         """Before this place no row holds a state: what joined rows were filled with falls away."""
@@ -130,9 +140,10 @@ class ExpireSpan(MemoryRule):
         remembered_BTM = (age_BM > 0)[:, None] & (age_BM[:, None] <= (since_BT - t_T)[..., None])
         return torch.minimum(since_BT, t_T) + remembered_BTM.sum(-1)
 
-    def weighed(self, span: Span, new_BTD: Tensor, state: State) -> Span:
+    def weighed(self, layer: Any, span: Span, new_BTD: Tensor, state: State) -> Span:
         """The span with the factors of attention."""
-        span_BS = torch.cat([self.spans(state.hidden_BMD), self.spans(new_BTD)], dim=1)
+        of_memory = self.spans(layer, state.hidden_BMD)
+        span_BS = torch.cat([of_memory, self.spans(layer, new_BTD)], dim=1)
         return replace(span, log_weight_BTS=self.log_factors(state.extra["age"], span_BS))
 
     def log_factors(self, age_BM: Tensor, span_BS: Tensor) -> Tensor:
@@ -149,16 +160,16 @@ class ExpireSpan(MemoryRule):
         # 0 has no gradient
         return m_BTS.masked_fill(hidden_BTS, 1).log().masked_fill(hidden_BTS, -torch.inf)
 
-    def kept(self, state: State, new_BTD: Tensor, context: Context) -> State:
+    def kept(self, layer: Any, state: State, new_BTD: Tensor, context: Context) -> State:
         """The state after a segment that the layer read as `new`."""
         n_new = max(0, new_BTD.shape[1] - context.ext_len)
         age_BM = state.extra["age"]
         if self.training and torch.is_grad_enabled():
-            loss = self.alpha * self.spans(new_BTD).mean()
+            loss = self.alpha * self.spans(layer, new_BTD).mean()
         else:
             loss = None
         hidden_BSD = torch.cat([state.hidden_BMD, new_BTD.detach()[:, :n_new]], dim=1)
-        places = self.staying(age_BM, self.spans(hidden_BSD).detach(), context.mem_len)
+        places = self.staying(age_BM, self.spans(layer, hidden_BSD).detach(), context.mem_len)
         return State(places.of(hidden_BSD), {"age": places.age_BM}, loss)
 
     def staying(self, age_BM: Tensor, span_BS: Tensor, mem_len: int) -> "_Staying":

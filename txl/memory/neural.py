@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, option
@@ -14,7 +15,7 @@ from txl.model.memory import State
 from txl.model.rule import Traits
 from txl.model.span import Span
 from txl.model.streams import per_row
-from txl.ops.numbers import at_least_float32
+from txl.ops.numbers import at_least_float32, widened
 
 _RATES = (0.01, 0.5, 0.05)
 """Forgetting, momentum and learning rate of a new model."""
@@ -28,7 +29,8 @@ class Neural(BesideAttention):
     read      A = g f_W(q) + (1 - g) A_local                        g = sigmoid(b), b a number per head
     f         k W, or silu(k W1) W2                                 |q| = |k| = 1
     learned   S_t = n_t S_(t-1) - o_t / s grad |f_W(k_t) - v_t|^2   W_t = (1 - a_t) W_(t-1) + S_t
-    of a token: momentum n, rate o and forgetting a are sigmoids of (hidden . w + b), one each per head
+    of a token: momentum n, rate o and forgetting a are sigmoids of (x . w + b), one each per head
+    x         its hidden state, or what attention reads of it (`rates_of`), the same without pre_lnorm
     s = max(1, 2 c)            c = |sum_t p_t x_t x_t^T|, of two layers the sum of both;            | | of Frobenius
     p_t  with s = 1 how much of the gradient of t is in W, and will be by momentum n / (1 - n) of S, n that of the last
     x_t  what a layer reads; of the first of two, times |diag(silu'(k_t W1)) W2|
@@ -51,11 +53,18 @@ class Neural(BesideAttention):
     @dataclass(frozen=True, kw_only=True)
     class Settings(BesideAttention.Settings):
         neural_layers: Literal[1, 2] = option(1, "layers of the network that remembers")
+        rates_of: Literal["hidden", "normed"] = option(
+            "hidden",
+            "what the rates of learning follow from: hidden states, or their norms as attention"
+            " reads them with --pre_lnorm (the default for weights that were trained without)",
+        )
 
     traits = Traits(BESIDE, learns_to_write=True)
+    when_added: ClassVar[Mapping[str, Any]] = {"memory_gate": "tanh", "rates_of": "normed"}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
+        self.rates_of = config.settings(self.Settings).rates_of
         self.begin = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in _shapes(config))
         self.rates = nn.Linear(config.d_model, 3 * config.n_head)
         self.reset_parameters()
@@ -109,8 +118,7 @@ class Neural(BesideAttention):
         extra = dict(state.extra)
         dtype = state.extra["learned1"].dtype
         k_BNLH, v_BNLH = (x.to(dtype) for x in self.keys_and_values(layer, left_BLD))
-        rates = self.rates(left_BLD).to(dtype).sigmoid().unflatten(-1, (-1, 3)).permute(3, 0, 2, 1)
-        forget_BNL, momentum_BNL, rate_BNL = rates
+        forget_BNL, momentum_BNL, rate_BNL = self.rates_of_tokens(layer, left_BLD)
         if span.since_BT is not None:
             goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
             extra = {name: torch.where(per_row(goes_on_B, x), x, 0) for name, x in extra.items()}
@@ -140,6 +148,13 @@ class Neural(BesideAttention):
             )
             extra[f"momentum{i}"] = of_momentum.momentum * momentum - last
         return State(hidden_BMD, extra)
+
+    def rates_of_tokens(self, layer: Any, x_BLD: Tensor) -> Tensor:
+        """Forgetting, momentum and learning rate, (3, B, N, L)."""
+        if self.rates_of == "normed":
+            x_BLD = layer.normed(x_BLD)
+        rates_BLR = widened(self.rates(x_BLD)).sigmoid()
+        return rearrange(rates_BLR, "b l (n rate) -> rate b n l", rate=3)
 
 
 def _shapes(config: ModelConfig) -> list[tuple[int, int, int]]:
