@@ -45,15 +45,15 @@ def pair(kind: str, n_kv_head: int) -> tuple[TransformerXL, TransformerXL]:
             parameter.normal_(std=0.4)
         weights = grouped.state_dict()
         for name, tensor in full.state_dict().items():
-            tensor.copy_(copied(weights[name], tensor, settings["d_head"]))
+            tensor.copy_(copied(weights[name], tensor, n_kv_head))
     return grouped, full
 
 
-def copied(of_fewer: Tensor, like: Tensor, d_head: int) -> Tensor:
+def copied(of_fewer: Tensor, like: Tensor, n_kv_head: int) -> Tensor:
     """Rows of each head as often as its queries have heads."""
     if of_fewer.shape == like.shape:
         return of_fewer
-    heads = of_fewer.unflatten(0, (-1, d_head))
+    heads = of_fewer.unflatten(0, (n_kv_head, -1))
     return heads.repeat_interleave(len(like) // len(of_fewer), dim=0).flatten(0, 1)
 
 
@@ -81,7 +81,8 @@ def test_values_gradients_and_what_is_read_token_by_token(kind: str, n_kv_head: 
     for name, parameter in grouped.named_parameters():
         gradient = of_full[name]
         if gradient is not None and gradient.shape != parameter.shape:
-            by_copy = gradient.unflatten(0, (n_kv_head, -1, grouped.config.d_head))
+            n_row = len(parameter) // n_kv_head
+            by_copy = gradient.unflatten(0, (n_kv_head, -1, n_row))
             gradient = by_copy.sum(1).flatten(0, 1)
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-11)
     for model in (grouped, full):
@@ -90,6 +91,23 @@ def test_values_gradients_and_what_is_read_token_by_token(kind: str, n_kv_head: 
     for part_BT in token_BT.split([7, 1, 1, 9], dim=1):
         found, expected = (reader.read(part_BT) for reader in readers)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["infini", "knn", "neural"])
+def test_what_has_left_the_window_is_held_once_for_heads_that_share_keys(kind: str) -> None:
+    held = []
+    for model in pair(kind, 2):
+        token_BT = torch.randint(0, 30, (2, 18))
+        _, memory = model(token_BT, None, Context(mem_len=4, lookup_len=6))
+        held.append(memory.named())
+    grouped, full = held
+    for name, tensor in grouped.items():
+        if full[name].shape != tensor.shape:
+            shape = (tensor.shape[0], SIZES["n_head"], *tensor.shape[2:])
+            assert full[name].shape == shape
+    n_element = [sum(x.numel() for x in memory.values()) for memory in held]
+    n_hidden = 2 * 2 * 4 * SIZES["d_model"]
+    assert n_element[1] - n_hidden > 2 * (n_element[0] - n_hidden)
 
 
 @pytest.mark.parametrize("rule", ["performer", "lsh"])

@@ -21,7 +21,8 @@ from txl.positions import POSITION_ENCODINGS
 from txl.registry import default_of, readers, reads
 
 ROOT = Path(__file__).parents[2]
-COMMON = {"n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "position", "attention"}
+COMMON = {"n_token", "n_layer", "n_head", "n_key_head", "d_head", "d_model", "d_inner"}
+COMMON |= {"position", "attention"}
 
 
 class Watched(SimpleNamespace):
@@ -42,7 +43,8 @@ class Watched(SimpleNamespace):
 def asked_by(build: Callable[[Any], object], **values: Any) -> set[str]:
     """The fields of the configuration that are read when a part is built, besides the common ones."""
     asked: set[str] = set()
-    build(Watched(**vars(ModelConfig(n_token=5, n_position=7, d_head=8, **values)), asked=asked))
+    config = ModelConfig(n_token=5, n_position=7, d_head=8, **values)
+    build(Watched(**vars(config), n_key_head=config.n_key_head, asked=asked))
     return asked - COMMON - {"settings", "own"}
 
 

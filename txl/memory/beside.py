@@ -16,7 +16,6 @@ from txl.model.memory import Reading, State
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
 from txl.model.streams import grown
-from txl.ops.heads import per_query_head
 
 BESIDE: dict[str, tuple[Any, ...]] = {
     "recurrence": ("below",),
@@ -81,7 +80,7 @@ class BesideAttention(MemoryRule):
         """The result of attention with what is read of `State.extra`, (B, N, T, H).
 
         Args:
-            q_BNTH: queries without positions.
+            q_BNTH: queries without positions; see `folded` where heads share keys.
             local_BNTH: the result of attention to hidden states and the segment.
         """
 
@@ -90,10 +89,6 @@ class BesideAttention(MemoryRule):
         self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any
     ) -> State:
         """The state after a segment that the layer read as `new`."""
-
-    def keys_and_values(self, layer: Any, x_BLD: Tensor) -> tuple[Tensor, ...]:
-        """Those of tokens that have left the window, for each head of queries, (B, N, L, H) each."""
-        return per_query_head(len(self.gate_N), *layer.keys_and_values(x_BLD))
 
     def joined(self, read_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
         """A."""

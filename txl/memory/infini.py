@@ -1,5 +1,5 @@
-"""The memory of Infini-attention: what has left the window is a matrix per head, read by linear
-attention.
+"""The memory of Infini-attention: what has left the window is a matrix per head of keys, read by
+linear attention.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,12 @@ from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_docum
 from txl.model.memory import State
 from txl.model.rule import Traits
 from txl.model.span import Span
+from txl.ops.heads import folded
 from txl.ops.numbers import at_least_float32, widened
 
 
 class Infini(BesideAttention):
-    """Hidden states as in `fifo`, and of those before them a matrix and a norm per head.
+    """Hidden states as in `fifo`, and of those before them a matrix and a norm per head of keys.
 
     read      A = sigmoid(b) s(Q) M / (s(Q) z) + (1 - sigmoid(b)) A_local        s(x) = ELU(x) + 1, b a number per head
     linear    M' = M + s(K)^T V                                 z' = z + sum_t s(K_t)
@@ -51,10 +52,8 @@ class Infini(BesideAttention):
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
-        n_head = config.n_head
-        d_head = config.d_head
-        dtype = at_least_float32(like.dtype)
-        matrix_BNHH = like.new_zeros(batch_size, n_head, d_head, d_head, dtype=dtype)
+        shape = (batch_size, config.n_key_head, config.d_head, config.d_head)
+        matrix_BNHH = like.new_zeros(shape, dtype=at_least_float32(like.dtype))
         return State(
             like.new_empty(batch_size, 0, config.d_model),
             {"matrix": matrix_BNHH, "norm": matrix_BNHH[..., 0].clone()},
@@ -63,7 +62,8 @@ class Infini(BesideAttention):
     def beside(
         self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor
     ) -> Tensor:
-        read_BNTH = _read(extra["matrix"], extra["norm"], _feature(q_BNTH))
+        feature_BNTH = folded(_feature(q_BNTH), extra["norm"].shape[1])
+        read_BNTH = _read(extra["matrix"], extra["norm"], feature_BNTH).reshape(q_BNTH.shape)
         if span.first_BT is not None:
             read_BNTH = torch.where((span.first_BT < 0)[:, None, :, None], read_BNTH, 0)
         return self.joined(read_BNTH, local_BNTH)
@@ -74,7 +74,7 @@ class Infini(BesideAttention):
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
         if not left_BLD.shape[1]:
             return State(hidden_BMD, state.extra)
-        k_BNLH, v_BNLH = self.keys_and_values(layer, left_BLD)
+        k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
         k_BNLH = _feature(k_BNLH)
         v_BNLH = v_BNLH.to(state.extra["norm"].dtype)
         matrix_BNHH = state.extra["matrix"]

@@ -17,6 +17,7 @@ from txl.model.memory import Fifo, State
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
 from txl.model.streams import grown
+from txl.ops.heads import folded
 
 _AT_A_TIME = 1 << 24
 """Similarities that are there at once."""
@@ -88,7 +89,7 @@ class Knn(BesideAttention):
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
-        none_BN0H = like.new_empty(batch_size, config.n_head, 0, config.d_head)
+        none_BN0H = like.new_empty(batch_size, config.n_key_head, 0, config.d_head)
         n_found_B = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
         extra = {"keys": none_BN0H, "values": none_BN0H, "n_own": n_found_B}
         return State(like.new_empty(batch_size, 0, config.d_model), extra)
@@ -104,18 +105,21 @@ class Knn(BesideAttention):
         n_own_B1 = extra["n_own"][:, None]
         if span.first_BT is not None:  # none of another document
             n_own_B1 = n_own_B1 * (span.first_BT < 0)
-        return self.joined(
-            self._found(extra, n_own_B1.expand(-1, q_BNTH.shape[2]), q_BNTH), local_BNTH
-        )
+        n_own_BT = n_own_B1.expand(-1, q_BNTH.shape[2])
+        n_head, n_key_head = q_BNTH.shape[1], extra["keys"].shape[1]
+        q_BNTH = F.normalize(q_BNTH.to(extra["keys"].dtype), dim=-1)
+        q_BNTH = q_BNTH * self.scale_N.exp()[:, None, None]
+        n_own_of_folded = n_own_BT.repeat(1, n_head // n_key_head)
+        found = self._found(extra, n_own_of_folded, folded(q_BNTH, n_key_head))
+        return self.joined(found.reshape(q_BNTH.shape), local_BNTH)
 
     def _found(self, extra: Mapping[str, Tensor], n_own_BT: Tensor, q_BNTH: Tensor) -> Tensor:
-        """Attention to the nearest of the last `n_own` keys of each query, (B, N, T, H); 0 where
-        there are none.
+        """Attention to the nearest of the last `n_own` keys of each query, (B, N, T, H) with N heads
+        of keys; 0 where there are none.
         """
         k_BNLH = extra["keys"]
         v_BNLH = extra["values"]
         n_key = k_BNLH.shape[2]
-        q_BNTH = F.normalize(q_BNTH.to(k_BNLH.dtype), dim=-1) * self.scale_N.exp()[:, None, None]
         if not n_key:
             return 0 * q_BNTH
         found = []
@@ -145,7 +149,7 @@ class Knn(BesideAttention):
             goes_on_B, stays_BL = same_document(span, n_left)
             n_own_B = n_own_B * goes_on_B + stays_BL.sum(1)
         with torch.no_grad():
-            k_BNLH, v_BNLH = self.keys_and_values(layer, left_BLD)
+            k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
         extra = {}
         for name, new_BNLH in (("keys", F.normalize(k_BNLH, dim=-1)), ("values", v_BNLH)):
             old_BNLH = state.extra[name]

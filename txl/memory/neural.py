@@ -1,4 +1,6 @@
-"""The memory of Titans: a small network per head whose weights learn what has left the window."""
+"""The memory of Titans: a small network per head of keys, whose weights learn what has left the
+window.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from txl.model.memory import State
 from txl.model.rule import Traits
 from txl.model.span import Span
 from txl.model.streams import per_row
+from txl.ops.heads import folded
 from txl.ops.numbers import at_least_float32, widened
 
 _RATES = (0.01, 0.5, 0.05)
@@ -23,14 +26,14 @@ _LEAST_DAMPING = 1e-3
 
 
 class Neural(BesideAttention):
-    """Hidden states as in `fifo`, and a network per head that maps keys of tokens before them to
-    values.
+    """Hidden states as in `fifo`, and a network per head of keys that maps keys of tokens before
+    them to values.
 
-    read      A = g f_W(q) + (1 - g) A_local                        g = sigmoid(b), b a number per head
+    read      A = g f_W(q) + (1 - g) A_local                        g = sigmoid(b), b a number per head of queries
     f         k W, or silu(k W1) W2                                 |q| = |k| = 1
     learned   S_t = n_t S_(t-1) - o_t / s grad |f_W(k_t) - v_t|^2   W_t = (1 - a_t) W_(t-1) + S_t
-    of a token: momentum n, rate o and forgetting a are sigmoids of (x . w + b), one each per head
-    x         its hidden state, or what attention reads of it (`rates_of`), the same without pre_lnorm
+    of a token: momentum n, rate o and forgetting a are sigmoids of (h . w + b), one each per head
+    h         its hidden state, or what attention reads of it (`rates_of`), the same without pre_lnorm
     s = max(1, 2 c)            c = |sum_t p_t x_t x_t^T|, of two layers the sum of both;            | | of Frobenius
     p_t  with s = 1 how much of the gradient of t is in W, and will be by momentum n / (1 - n) of S, n that of the last
     x_t  what a layer reads; of the first of two, times |diag(silu'(k_t W1)) W2|
@@ -66,7 +69,8 @@ class Neural(BesideAttention):
         super().__init__(config)
         self.rates_of = config.settings(self.Settings).rates_of
         self.begin = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in _shapes(config))
-        self.rates = nn.Linear(config.d_model, 3 * config.n_head)
+        self.n_key_head = config.n_key_head
+        self.rates = nn.Linear(config.d_model, 3 * self.n_key_head)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -76,7 +80,7 @@ class Neural(BesideAttention):
             nn.init.normal_(weight, 0.0, weight.shape[1] ** -0.5)
         nn.init.zeros_(last)
         with torch.no_grad():
-            self.rates.bias.copy_(torch.tensor(_RATES).logit().repeat(len(self.gate_N)))
+            self.rates.bias.copy_(torch.tensor(_RATES).logit().repeat(self.n_key_head))
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
@@ -98,16 +102,18 @@ class Neural(BesideAttention):
         self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor
     ) -> Tensor:
         q_BNTH = F.normalize(q_BNTH.to(extra["learned1"].dtype), dim=-1)
-        weights = self.weights(extra)
-        read_BNTH = _layers(q_BNTH, weights)[-1]
+        read_BNTH = self._read(q_BNTH, self.weights(extra))
         if span.first_BT is not None:  # nothing of another document
-            unlearned_BNTH = _layers(q_BNTH, [w[None] for w in self.begin])[-1]
+            unlearned_BNTH = self._read(q_BNTH, [w[None] for w in self.begin])
             read_BNTH = torch.where(
                 (span.first_BT < 0)[:, None, :, None], read_BNTH, unlearned_BNTH
             )
         # until the next part: a gradient in each step
         unread = 0 * sum(p.sum() for p in self.rates.parameters())
         return self.joined(read_BNTH + unread, local_BNTH)
+
+    def _read(self, q_BNTH: Tensor, weights: list[Tensor]) -> Tensor:
+        return _layers(folded(q_BNTH, self.n_key_head), weights)[-1].reshape(q_BNTH.shape)
 
     def kept(
         self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any
@@ -117,7 +123,7 @@ class Neural(BesideAttention):
             return State(hidden_BMD, state.extra)
         extra = dict(state.extra)
         dtype = state.extra["learned1"].dtype
-        k_BNLH, v_BNLH = (x.to(dtype) for x in self.keys_and_values(layer, left_BLD))
+        k_BNLH, v_BNLH = (x.to(dtype) for x in layer.keys_and_values(left_BLD))
         forget_BNL, momentum_BNL, rate_BNL = self.rates_of_tokens(layer, left_BLD)
         if span.since_BT is not None:
             goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
@@ -159,7 +165,7 @@ class Neural(BesideAttention):
 
 def _shapes(config: ModelConfig) -> list[tuple[int, int, int]]:
     """Of the weights of each layer, (N, in, out)."""
-    n = config.n_head
+    n = config.n_key_head
     d = config.d_head
     if config.settings(Neural.Settings).neural_layers == 1:
         return [(n, d, d)]
