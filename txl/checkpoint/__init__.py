@@ -113,7 +113,10 @@ class ReadsOn(OneModel):
         super().__post_init__()
         given = []
         for f in fields(Context):
-            if getattr(self, f.name, None) not in (None, ()):
+            value = getattr(self, f.name, None)
+            if value is False:
+                given.append(f"--no_{f.name}")
+            elif value not in (None, ()):
                 given.append(f"--{f.name}")
         require(
             self.memory_file is None or not given,
