@@ -1,7 +1,7 @@
 """What each memory of a study of a pretrained decoder holds and takes, and the picture of the study.
 
     python -m benchmarks.pretrained_memories models/smollm2 --text FILE [--study studies/pretrained.toml] [--json FILE]
-    python -m benchmarks.pretrained_memories --results studies/results/pretrained.json --costs FILE --plot FILE
+    python -m benchmarks.pretrained_memories --results FILE [FILE ...] --costs FILE --plot FILE
 
 A memory is given to the decoder as it is, with the lengths that a row of the study has at each size, and reads FILE one
 segment after another, in float32 by one thread. Printed: milliseconds of CPU a token over a full memory, the softmax
@@ -44,12 +44,18 @@ def main() -> None:
     parser.add_argument("--text", metavar="FILE")
     parser.add_argument("--study", type=Path, default=Path("studies/pretrained.toml"))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="study.json of the study")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="study.json of the study; of several, a row is that of the last that has it",
+    )
     parser.add_argument("--costs", type=Path, metavar="FILE", help="what --json has written")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the study there")
     args = parser.parse_args()
     if args.plot is not None and args.results is not None and args.costs is not None:
-        plot(json.loads(args.results.read_text()), json.loads(args.costs.read_text()), args.plot)
+        plot(rows_of(args.results), json.loads(args.costs.read_text()), args.plot)
         return
     if args.model is None or args.text is None or args.plot is not None:
         parser.error("give a model and --text, or --results, --costs and --plot")
@@ -155,6 +161,16 @@ def plot(results: dict[str, Any], costs_of: dict[str, Any], path: Path) -> None:
 
 MOST = 60.0
 """Perplexities beyond are those of a memory that has not learned, and are left out of the picture."""
+
+
+def rows_of(paths: list[Path]) -> dict[str, Any]:
+    """What one study.json would hold of the runs in several."""
+    runs: dict[str, Any] = {}
+    for path in paths:
+        for name, of_row in json.loads(path.read_text())["runs"].items():
+            if of_row:
+                runs[name] = of_row
+    return {"runs": runs}
 
 
 def points(results: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -1,5 +1,6 @@
 """The benchmark of recall: where a key and its question stand, and that a reader who knows the key is right."""
 
+import json
 import random
 from argparse import Namespace
 from pathlib import Path
@@ -128,6 +129,13 @@ def test_costs_of_a_study_and_its_picture(folder: Path) -> None:
             ],
             "lost": [{"values": dict.fromkeys(values, 1e3)}],
         }
+    }
+    earlier = {"runs": {"sinks, as loaded": [{"values": values}], "lost": []}}
+    for name, one in (("earlier.json", earlier), ("later.json", results | {"failed": []})):
+        Path(name).write_text(json.dumps(one))
+    assert pretrained_memories.rows_of([Path("earlier.json"), Path("later.json")]) == results
+    assert pretrained_memories.rows_of([Path("later.json"), Path("earlier.json")]) == {
+        "runs": results["runs"] | {"sinks, as loaded": [{"values": values}]}
     }
     found = pretrained_memories.points(results)
     assert found == {"sinks, as loaded": {"10 MiB": 21.0, "50 MiB": 16.0}}
