@@ -115,6 +115,9 @@ def test_rates_and_spans_of_an_added_memory_follow_from_norms(
     ):
         here(f"train {flags} --memory {memory} --mem_len 4 --max_step 1 --overwrite")
         assert config_of(Path("new"))["model"]["own"][setting] == expected
+    if memory == "neural":
+        here("train --init_from run --memory neural --forgets_to nothing --max_step 1 --overwrite")
+        assert config_of(Path("new"))["model"]["own"]["forgets_to"] == "nothing"
 
 
 def test_weights_of_an_added_memory_are_drawn_from_the_seed(here: Here) -> None:

@@ -81,7 +81,11 @@ def by_the_book(rule: Any, layer: Any, left: list[Tensor], qs: list[Tensor]) -> 
                     momentum = [
                         keep * s - rate / slower * g for s, g in zip(momentum, grads, strict=True)
                     ]
-                    weights = [(1 - forget) * w + s for w, s in zip(weights, momentum, strict=True)]
+                    to = [begin[n] * (rule.forgets_to == "begin") for begin in rule.begin]
+                    weights = [
+                        w_0 + (1 - forget) * (w - w_0) + s
+                        for w_0, w, s in zip(to, weights, momentum, strict=True)
+                    ]
     assert min(shortened) == 1 < max(shortened)
     return out
 
@@ -91,8 +95,18 @@ def test_what_is_read_is_the_formula(n_layer: int, gate: str, seeded: None) -> N
     compare(by_the_book, memory="neural", neural_layers=n_layer, memory_gate=gate)
 
 
-def test_rates_of_norms_are_the_formula(seeded: None) -> None:
-    compare(by_the_book, memory="neural", rates_of="normed")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rates_of": "normed"},
+        {"forgets_to": "begin"},
+        {"forgets_to": "begin", "neural_layers": 2, "rates_of": "normed"},
+    ],
+)
+def test_what_is_added_to_trained_weights_is_the_formula(
+    settings: dict[str, Any], seeded: None
+) -> None:
+    compare(by_the_book, memory="neural", **settings)
 
 
 @pytest.mark.slow

@@ -141,7 +141,8 @@ MEMORY_MODELS: dict[str, dict[str, Any]] = {
     "knn": {"memory": "knn", "lookup_k": 4, "lookup_len": 7, "lookup_layer": 0, "mem_len": 3},
     "neural": {"memory": "neural", "mem_len": 3},
     "neural_two_layers": {"memory": "neural", "neural_layers": 2, "mem_len": 0},
-    "decoder_neural": DECODER | {"memory": "neural", "rates_of": "normed", "mem_len": 3},
+    "decoder_neural": DECODER
+    | {"memory": "neural", "rates_of": "normed", "forgets_to": "begin", "mem_len": 3},
     "recurrent_tokens": {"memory": "recurrent_tokens", "n_memory_token": 2, "mem_len": 0},
     "toy": {"memory": "toy"},
 }

@@ -31,7 +31,8 @@ class Neural(BesideAttention):
 
     read      A = g f_W(q) + (1 - g) A_local                        g = sigmoid(b), b a number per head of queries
     f         k W, or silu(k W1) W2                                 |q| = |k| = 1
-    learned   S_t = n_t S_(t-1) - o_t / s grad |f_W(k_t) - v_t|^2   W_t = (1 - a_t) W_(t-1) + S_t
+    learned   S_t = n_t S_(t-1) - o_t / s grad |f_W(k_t) - v_t|^2   W_t = (1 - a_t) W_(t-1) + S_t, or with
+              `forgets_to` begin, W_0 being the weights that a text begins with, W_0 + (1 - a_t) (W_(t-1) - W_0) + S_t
     of a token: momentum n, rate o and forgetting a are sigmoids of (h . w + b), one each per head
     h         its hidden state, or what attention reads of it (`rates_of`), the same without pre_lnorm
     s = max(1, 2 c)            c = |sum_t p_t x_t x_t^T|, of two layers the sum of both;            | | of Frobenius
@@ -62,12 +63,25 @@ class Neural(BesideAttention):
             " reads them with --pre_lnorm (the default for weights that were trained without)",
         )
 
+        forgets_to: Literal["nothing", "begin"] = option(
+            "nothing",
+            "what is left of the network where all is forgotten: nothing, as in the paper, or the"
+            " weights that a text begins with, so that streams that never begin anew teach them"
+            " too (the default for weights that were trained without)",
+        )
+
     traits = Traits(BESIDE, learns_to_write=True)
-    when_added: ClassVar[Mapping[str, Any]] = {"memory_gate": "tanh", "rates_of": "normed"}
+    when_added: ClassVar[Mapping[str, Any]] = {
+        "memory_gate": "tanh",
+        "rates_of": "normed",
+        "forgets_to": "begin",
+    }
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.rates_of = config.settings(self.Settings).rates_of
+        settings = config.settings(self.Settings)
+        self.rates_of = settings.rates_of
+        self.forgets_to = settings.forgets_to
         self.begin = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in _shapes(config))
         self.n_key_head = config.n_key_head
         self.rates = nn.Linear(config.d_model, 3 * self.n_key_head)
@@ -145,13 +159,13 @@ class Neural(BesideAttention):
         ).clamp(min=1)
         shares = (share.tokens / slower_BN[..., None] for share in (of_weights, of_momentum))
         steps = _gradients(inputs, slope_BNLH, v_BNLH, weights, *shares)
-        for i, (begin, weight, step, last) in enumerate(
-            zip(self.begin, weights, *steps, strict=True), 1
-        ):
+        for i, (begin, step, last) in enumerate(zip(self.begin, *steps, strict=True), 1):
+            learned = extra[f"learned{i}"]
             momentum = extra[f"momentum{i}"]
-            extra[f"learned{i}"] = (
-                of_weights.before * weight + of_weights.momentum * momentum - step - begin
-            )
+            new = of_weights.before * learned + of_weights.momentum * momentum - step
+            if self.forgets_to == "nothing":
+                new = new - (1 - of_weights.before) * begin
+            extra[f"learned{i}"] = new
             extra[f"momentum{i}"] = of_momentum.momentum * momentum - last
         return State(hidden_BMD, extra)
 
