@@ -164,12 +164,14 @@ MOST = 60.0
 
 
 def rows_of(paths: list[Path]) -> dict[str, Any]:
-    """What one study.json would hold of the runs in several."""
+    """What one study.json would hold of the runs in several. Where it names the text and code of a
+    row, because there are several, the row has the name of the study.
+    """
     runs: dict[str, Any] = {}
     for path in paths:
         for name, of_row in json.loads(path.read_text())["runs"].items():
             if of_row:
-                runs[name] = of_row
+                runs[name.removesuffix(f" ({of_row[0].get('source')})")] = of_row
     return {"runs": runs}
 
 

@@ -137,6 +137,12 @@ def test_costs_of_a_study_and_its_picture(folder: Path) -> None:
     assert pretrained_memories.rows_of([Path("later.json"), Path("earlier.json")]) == {
         "runs": results["runs"] | {"sinks, as loaded": [{"values": values}]}
     }
+    of_code = [{"values": values, "source": "text 1, code 2"}]
+    Path("of_code.json").write_text(
+        json.dumps({"runs": {"sinks, as loaded (text 1, code 2)": of_code}})
+    )
+    both = pretrained_memories.rows_of([Path("earlier.json"), Path("of_code.json")])
+    assert both == {"runs": {"sinks, as loaded": of_code}}
     found = pretrained_memories.points(results)
     assert found == {"sinks, as loaded": {"10 MiB": 21.0, "50 MiB": 16.0}}
     pretrained_memories.plot(results, {"rows": rows}, Path("picture.png"))

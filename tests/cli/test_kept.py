@@ -389,6 +389,8 @@ def test_flags_that_a_memory_decides_are_refused(here: Here, kept: dict[str, Any
         "score book.txt --work_dir run",
         "read book.txt --work_dir run --to x.memory",
     ):
+        line = here.refused(f"{entry} --memory_file book.memory --mem_len 4 --clamp_len 3")
+        assert "--mem_len, --clamp_len: the memory of --memory_file brings its own" in line
         line = here.refused(f"{entry} --memory_file book.memory --mem_len 4 --no_same_length")
         assert "--mem_len, --no_same_length: the memory of --memory_file brings its own" in line
     line = here.refused("score book.txt --work_dir run --memory_file book.memory --dynamic sgd")

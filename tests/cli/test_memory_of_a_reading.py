@@ -102,22 +102,24 @@ def test_a_memory_is_added_to_trained_weights(here: Here) -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "setting"), [("neural", "rates_of"), ("expire_span", "spans_of")]
+    ("memory", "setting", "added", "usual"),
+    [
+        ("neural", "rates_of", "normed", "hidden"),
+        ("neural", "forgets_to", "begin", "nothing"),
+        ("expire_span", "spans_of", "normed", "hidden"),
+    ],
 )
-def test_rates_and_spans_of_an_added_memory_follow_from_norms(
-    memory: str, setting: str, here: Here
+def test_settings_of_a_memory_that_is_added_to_trained_weights(
+    memory: str, setting: str, added: str, usual: str, here: Here
 ) -> None:
-    """Unless it is said otherwise; a training from scratch takes hidden states."""
+    """Unless it is said otherwise; a training from scratch has the usual ones."""
     for flags, expected in (
-        ("--init_from run", "normed"),
-        (f"--init_from run --{setting} hidden", "hidden"),
-        ("", "hidden"),
+        ("--init_from run", added),
+        (f"--init_from run --{setting} {usual}", usual),
+        ("", usual),
     ):
         here(f"train {flags} --memory {memory} --mem_len 4 --max_step 1 --overwrite")
         assert config_of(Path("new"))["model"]["own"][setting] == expected
-    if memory == "neural":
-        here("train --init_from run --memory neural --forgets_to nothing --max_step 1 --overwrite")
-        assert config_of(Path("new"))["model"]["own"]["forgets_to"] == "nothing"
 
 
 def test_weights_of_an_added_memory_are_drawn_from_the_seed(here: Here) -> None:

@@ -74,6 +74,7 @@ def test_what_is_added_to_trained_weights_changes_nothing_and_learns(
     other = copy.deepcopy(model)
     added = other.remember(memory_of(name), **settings_of(name))
     assert added
+    assert other.config.memory_gate == "tanh"
     for setting, value in MEMORIES[memory_of(name)].when_added.items():
         assert getattr(other.config, setting) == value
     found, _ = read(other, token_BT, [4, 4, 4], context)

@@ -131,8 +131,7 @@ class KeyValuesWithSpans(KeyValues):
         age_BM = remembered.extra["age"][:, begin:]
         span_BM = remembered.extra["span"][:, begin:]
         span_BS = torch.cat([span_BM, rule.spans(layer, h_BTD)], dim=1)
-        span = rule.placed(span, age_BM)
-        span = replace(span, log_weight_BTS=rule.log_factors(age_BM, span_BS))
+        span = rule.weighed(rule.placed(span, age_BM), age_BM, span_BS)
         if layer.attn.pos.by_distance:
             feats = feats[-span.n_key :]
         held = remembered.between(begin, remembered.length)

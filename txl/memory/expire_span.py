@@ -118,9 +118,11 @@ class ExpireSpan(MemoryRule):
         state = State(state.hidden_BMD[:, begin:], {"age": state.extra["age"][:, begin:]})
         span = self.placed(reading.span, state.extra["age"])
         feats = layer.attn.pos.prepare(span, like=reading.like)
-        span = self.weighed(layer, span, h_BTD, state)
+        of_memory = self.spans(layer, state.hidden_BMD)
+        span_BS = torch.cat([of_memory, self.spans(layer, h_BTD)], dim=1)
+        span = self.weighed(span, state.extra["age"], span_BS)
         out_BTD = layer.attend(h_BTD, state.hidden_BMD, feats, span)
-        return out_BTD, self.kept(layer, state, h_BTD, reading.context)
+        return out_BTD, self.kept(state, h_BTD, span_BS, reading.context)
 
     def first_held(self, age_BM: Tensor) -> int:
         """Before this place no row holds a state: what joined rows were filled with falls away."""
@@ -140,11 +142,9 @@ class ExpireSpan(MemoryRule):
         remembered_BTM = (age_BM > 0)[:, None] & (age_BM[:, None] <= (since_BT - t_T)[..., None])
         return torch.minimum(since_BT, t_T) + remembered_BTM.sum(-1)
 
-    def weighed(self, layer: Any, span: Span, new_BTD: Tensor, state: State) -> Span:
+    def weighed(self, span: Span, age_BM: Tensor, span_BS: Tensor) -> Span:
         """The span with the factors of attention."""
-        of_memory = self.spans(layer, state.hidden_BMD)
-        span_BS = torch.cat([of_memory, self.spans(layer, new_BTD)], dim=1)
-        return replace(span, log_weight_BTS=self.log_factors(state.extra["age"], span_BS))
+        return replace(span, log_weight_BTS=self.log_factors(age_BM, span_BS))
 
     def log_factors(self, age_BM: Tensor, span_BS: Tensor) -> Tensor:
         """log m, (B, T, S)."""
@@ -160,16 +160,17 @@ class ExpireSpan(MemoryRule):
         # 0 has no gradient
         return m_BTS.masked_fill(hidden_BTS, 1).log().masked_fill(hidden_BTS, -torch.inf)
 
-    def kept(self, layer: Any, state: State, new_BTD: Tensor, context: Context) -> State:
-        """The state after a segment that the layer read as `new`."""
+    def kept(self, state: State, new_BTD: Tensor, span_BS: Tensor, context: Context) -> State:
+        """The state after a segment that the layer read as `new`, given the spans of [memory, new]."""
         n_new = max(0, new_BTD.shape[1] - context.ext_len)
         age_BM = state.extra["age"]
         if self.training and torch.is_grad_enabled():
-            loss = self.alpha * self.spans(layer, new_BTD).mean()
+            loss = self.alpha * span_BS[:, age_BM.shape[1] :].mean()
         else:
             loss = None
         hidden_BSD = torch.cat([state.hidden_BMD, new_BTD.detach()[:, :n_new]], dim=1)
-        places = self.staying(age_BM, self.spans(layer, hidden_BSD).detach(), context.mem_len)
+        span_BS = span_BS[:, : hidden_BSD.shape[1]].detach()
+        places = self.staying(age_BM, span_BS, context.mem_len)
         return State(places.of(hidden_BSD), {"age": places.age_BM}, loss)
 
     def staying(self, age_BM: Tensor, span_BS: Tensor, mem_len: int) -> "_Staying":

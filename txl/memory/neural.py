@@ -62,7 +62,6 @@ class Neural(BesideAttention):
             "what the rates of learning follow from: hidden states, or their norms as attention"
             " reads them with --pre_lnorm (the default for weights that were trained without)",
         )
-
         forgets_to: Literal["nothing", "begin"] = option(
             "nothing",
             "what is left of the network where all is forgotten: nothing, as in the paper, or the"
@@ -72,7 +71,7 @@ class Neural(BesideAttention):
 
     traits = Traits(BESIDE, learns_to_write=True)
     when_added: ClassVar[Mapping[str, Any]] = {
-        "memory_gate": "tanh",
+        **BesideAttention.when_added,
         "rates_of": "normed",
         "forgets_to": "begin",
     }
