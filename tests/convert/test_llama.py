@@ -15,7 +15,7 @@ from txl.config import UsageError
 from txl.convert import convert, gpt_neox
 from txl.convert.llama import NAMES, Llama, config_for_llama, configs_of, to_llama
 from txl.convert.source import Place
-from txl.convert.tensor_files import INDEX, ONE, fingerprint_of, weights_file
+from txl.convert.tensor_files import INDEX, ONE, fingerprint_of, tensors_of, weights_file
 from txl.inference.reader import Reader
 from txl.model.sizes import model_without_values
 
@@ -197,3 +197,12 @@ def test_a_pickled_state_dict_is_read(folder: Path, settings: dict[str, Any]) ->
     back = to_llama(convert(folder).model)
     assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
     shutil.rmtree(folder)
+
+
+def test_each_tensor_is_mapped_by_itself(folder: Path) -> None:
+    path = weights_file(folder)
+    held = path.read_bytes()
+    header = json.loads(held[8 : 8 + int.from_bytes(held[:8], "little")])
+    found = tensors_of(path)
+    begins = {t.data_ptr() - header[name]["data_offsets"][0] for name, t in found.items()}
+    assert len(begins) == len(found)

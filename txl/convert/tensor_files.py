@@ -85,12 +85,21 @@ def _of_index(path: Path) -> dict[str, Tensor]:
 
 
 def _of_file(path: Path) -> dict[str, Tensor]:
+    """Each tensor in a mapping of its own, which ends with it: one for all would keep in memory what
+    has been copied, as long as a single tensor is in use.
+    """
     require_readable(path)
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = list(file.keys())
+        return {name: _mapped(path, name) for name in names}
     except (OSError, SafetensorError):
         raise UsageError(f"{path}: truncated or damaged; use another copy") from None
+
+
+def _mapped(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
 
 
 def _of_pickle(path: Path) -> dict[str, Tensor]:
