@@ -137,15 +137,18 @@ def plot(results: dict[str, Any], costs_of: dict[str, Any], path: Path) -> None:
     cost = {(row["memory"], row["size"]): row for row in costs_of["rows"]}
     figure = Figure(figsize=(8, 4), layout="constrained")
     sides = figure.subplots(1, 2, sharey=True)
-    for i, (name, found) in enumerate(points(results).items()):
-        memory = name.split(",")[0]
+    memories = list(dict.fromkeys(memory for memory, _ in cost))
+    for name, found in sorted(points(results).items()):
+        memory, trained = name.split(", ")
+        i = memories.index(memory)
         for axes, what in zip(sides, ("mib", "ms"), strict=True):
             x = [cost[memory, size][what] for size in found]
             axes.plot(
                 x,
                 list(found.values()),
-                marker="osv^D"[i % 5],
-                linestyle="-" if "all weights" in name else ":",
+                color=f"C{i}",
+                marker=_MARKERS[i % len(_MARKERS)],
+                linestyle=_LINES[trained],
                 label=name,
                 linewidth=1,
             )
@@ -159,6 +162,8 @@ def plot(results: dict[str, Any], costs_of: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+_MARKERS = "osv^DPX*<>"
+_LINES = {"as loaded": ":", "its weights": "--", "all weights": "-"}
 MOST = 60.0
 """Perplexities beyond are those of a memory that has not learned, and are left out of the picture."""
 
