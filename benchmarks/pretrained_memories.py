@@ -34,6 +34,10 @@ SIZES = ("10 MiB", "50 MiB")
 """The last words of the evaluations of the study."""
 N_TIMED = 3
 """Segments."""
+MARKERS = "osv^DPX*<>"
+"""Of memories."""
+LINES = {"as loaded": ":", "its weights": "--", "all weights": "-"}
+"""By what has learned, which a row of the study says after its memory."""
 
 
 def main() -> None:
@@ -139,7 +143,7 @@ def plot(results: dict[str, Any], costs_of: dict[str, Any], path: Path) -> None:
     sides = figure.subplots(1, 2, sharey=True)
     memories = list(dict.fromkeys(memory for memory, _ in cost))
     for name, found in sorted(points(results).items()):
-        memory, trained = name.split(", ")
+        memory, _, trained = name.partition(", ")
         i = memories.index(memory)
         for axes, what in zip(sides, ("mib", "ms"), strict=True):
             x = [cost[memory, size][what] for size in found]
@@ -147,8 +151,8 @@ def plot(results: dict[str, Any], costs_of: dict[str, Any], path: Path) -> None:
                 x,
                 list(found.values()),
                 color=f"C{i}",
-                marker=_MARKERS[i % len(_MARKERS)],
-                linestyle=_LINES[trained],
+                marker=MARKERS[i % len(MARKERS)],
+                linestyle=LINES.get(trained, "-"),
                 label=name,
                 linewidth=1,
             )
@@ -162,8 +166,6 @@ def plot(results: dict[str, Any], costs_of: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-_MARKERS = "osv^DPX*<>"
-_LINES = {"as loaded": ":", "its weights": "--", "all weights": "-"}
 MOST = 60.0
 """Perplexities beyond are those of a memory that has not learned, and are left out of the picture."""
 
