@@ -5,7 +5,8 @@
 - fused attention, values and six gradients, both ways of the backward pass, with and without dropout, against its
   definition in float64 (float32 where that takes too much memory), memory that nobody has written being NaN; the
   head's loss in chunks, gradients recomputed and made with it, against its own;
-- layers compiled as one graph each, a recorded model, a reversible one with dropout, against the same model as it is;
+- layers compiled as one graph each, a recorded model, recorded training steps, a reversible one with dropout, against
+  the same model as it is;
 - every position encoding and attention rule against itself on a CPU; training steps, and that they wait for nobody;
   attention by PyTorch's kernel in half precision; translations.
 
@@ -49,6 +50,15 @@ AS_TRAINED: list[dict[str, Any]] = [
     {"div_val": 2, "tie_projs": ()},
     {"position": "rotary"},
     {"reversible": True, "pre_lnorm": True},
+]
+
+
+REPEATED: list[dict[str, Any]] = [
+    {},
+    {"optim": "muon", "pre_lnorm": True},
+    {"div_val": 2, "tie_projs": (), "softmax_bias": False},
+    {"memory": "compressive"},
+    {"memory": "infini"},
 ]
 
 
@@ -120,6 +130,10 @@ def model_checks(device: str) -> Iterator[Check]:
             lambda c=changes: models.step_errors(half, **c),
             limit,
         )
+    whole = dataclasses.replace(TINY, device=device, dtype="float32")
+    for changes in REPEATED:
+        find = lambda c=changes: models.repeated_errors(whole, **c)  # noqa: E731
+        yield Check(f"repeated {_named(changes)}", "float32", find, 1e-4)
     if device == "cuda":
         dropping = dataclasses.replace(half, dropout=0.1, dropatt=0.1)
         # embedding's backward has a way for over 3,072

@@ -13,7 +13,7 @@ class Shape:
     Attributes:
         cutoffs: of the adaptive softmax; empty: a plain one.
         dtype: of the matrix products; other programs have their weights in it, too, in evaluation.
-        compile, attn_impl: ours alone.
+        compile, cuda_graph, attn_impl: ours alone.
     """
 
     n_layer: int
@@ -34,6 +34,7 @@ class Shape:
     device: str = "cpu"
     dtype: str = "float32"
     compile: bool = False
+    cuda_graph: bool = False
     attn_impl: str = "auto"
 
     @classmethod

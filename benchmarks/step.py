@@ -24,9 +24,10 @@ def main() -> None:
     add_peer_flags(parser)
     parser.add_argument("--steps", type=int, default=3, help="of each program in its turn [3]")
     parser.add_argument("--compile", action="store_true", help="ours: as train.py --compile")
+    parser.add_argument("--cuda_graph", action="store_true", help="ours: as train.py --cuda_graph")
     args = parser.parse_args()
     say_machine()
-    shapes = asked_for(args, TRAINING, compile=args.compile)
+    shapes = asked_for(args, TRAINING, compile=args.compile, cuda_graph=args.cuda_graph)
     write_as_found(args.json, measured(args, shapes, "train", args.steps))
 
 

@@ -16,9 +16,11 @@ from txl.inference.cuda_graph import CudaGraphModel
 from txl.inference.frozen import Frozen
 from txl.model.autocast import autocast, dtype_for
 from txl.model.transformer import TransformerXL
+from txl.runtime.recording import recorded
 from txl.stacks.reversible import plain_streams
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
+from txl.training.repeated import RepeatedUpdate
 
 SMALL = dataclasses.replace(
     TRAINING["nvidia-base"], n_layer=3, n_token=3000, cutoffs=(500, 1000), batch_size=2, dropout=0.0
@@ -166,6 +168,26 @@ def step_errors(shape: Shape, **changes: Any) -> Errors:
         state, text = state_of(varied(its, **changes).to(its.device), its), segments(its)
         state.step(*next(text))
         nats.append(state.step(*next(text)).cpu())
+    return {"nats": error(nats[1], nats[0])}
+
+
+def repeated_errors(shape: Shape, *, optim: str = "adam", **changes: Any) -> Errors:
+    """Of the nats of eight training steps, of which the last five repeat a recording, against those of steps that are
+    made one by one.
+
+    Raises:
+        RuntimeError: if nothing could be recorded.
+    """
+    nats = []
+    for record in (None, (lambda work: work) if shape.device == "cpu" else recorded):
+        state = state_of(varied(shape, **changes).to(shape.device), shape, optim=optim)
+        if record is not None:
+            state.repeat_update(record)
+        text = segments(shape)
+        nats.append(torch.stack([state.step(*next(text)).clone() for _ in range(8)]))
+    assert isinstance(state.update, RepeatedUpdate)
+    if state.update.failed:
+        raise RuntimeError("no CUDA graph could be recorded")
     return {"nats": error(nats[1], nats[0])}
 
 

@@ -110,14 +110,16 @@ def training_state(shape: Shape) -> TrainState:
     return state_of(model_of(shape), shape)
 
 
-def state_of(model: TransformerXL, shape: Shape) -> TrainState:
+def state_of(model: TransformerXL, shape: Shape, *, optim: str = "adam") -> TrainState:
     """The initial state of a training run of this model."""
     config = TrainConfig(
         batch_size=shape.batch_size,
+        optim=optim,
         dropout=shape.dropout,
         dropatt=shape.dropatt,
         dtype=shape.dtype,
         compile=shape.compile,
+        cuda_graph=shape.cuda_graph,
         attn_impl=shape.attn_impl,
     )
     return TrainState(

@@ -15,6 +15,7 @@ from txl.attention_rules import use_attention
 from txl.model.memory import Reading, State
 from txl.ops.rel_attention.dense import dense
 from txl.runtime.distributed import Ranks
+from txl.training import optimizers
 from txl.training.config import TrainConfig
 from txl.training.step import TrainState
 
@@ -54,6 +55,34 @@ def test_a_training_step_asks_the_device_for_no_number(
     assert len(state.optimizers.state()) >= 2 * len(list(model.parameters()))
     with pytest.raises((RuntimeError, NotImplementedError)):
         state.check()
+
+
+LENGTHS = {
+    **dict.fromkeys(("fifo", "infini", "neural", "sinks"), CONTEXT),
+    "compressive": Context(mem_len=8, compressed_len=2),
+    "knn": Context(mem_len=8, lookup_len=4),
+    **dict.fromkeys(("none", "recurrent_tokens"), Context()),
+}
+
+
+@pytest.mark.parametrize("memory", LENGTHS)
+def test_a_repeated_step_asks_for_no_number_whatever_it_remembers(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for the ids, which are on the device there: a graph holds nothing that depends on them. `expire_span` is not
+    here: how much it remembers depends on what it reads."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(optimizers, "dtype_on", lambda *_: "float32")
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_: None)  # not to be had on meta
+    config = TrainConfig(optim="muon", batch_size=2, max_step=9)
+    model = build("pre_lnorm_adaptive", **SMALL, memory=memory).train().to(META)
+    state = TrainState(model, config, LENGTHS[memory], Ranks(0, 1, META))
+    repeats = []
+    state.repeat_update(lambda work: lambda: repeats.append(work()))
+    token_BT = torch.randint(0, 50, (2, 33))
+    for first in range(0, 32, 4):
+        state.step(token_BT[:, first : first + 4], token_BT[:, first + 1 : first + 5])
+    assert repeats
 
 
 def test_looking_at_a_number_there_would_be_seen() -> None:

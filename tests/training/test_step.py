@@ -132,12 +132,19 @@ def poison(run: Run, *at: int) -> None:
 
 @pytest.mark.parametrize(
     ("optim", "checks_later"),
-    [("adam", True), ("adamw", True), ("sgd", True), ("lamb", True), ("adam", False)],
+    [
+        ("adam", True),
+        ("adamw", True),
+        ("sgd", True),
+        ("lamb", True),
+        ("muon", True),
+        ("adam", False),
+    ],
 )
 def test_a_loss_that_is_not_finite_stops_before_the_update(optim: str, checks_later: bool) -> None:
-    before = Run(config(optim=optim, mom=0.9, max_step=3)).begin().trained()
-    run = Run(config(optim=optim, mom=0.9)).begin()
-    run.state.checks_later = checks_later
+    before, run = (Run(config(optim=optim, mom=0.9, max_step=n)).begin() for n in (3, 6))
+    before.state.checks_later = run.state.checks_later = checks_later
+    before.train()
     poison(run, 4)
     said = r"step 4, epoch 1, segment 4: the loss is not finite on rank 0 \(streams 0 to 3\)"
     with pytest.raises(NonFiniteError, match=said):
@@ -152,10 +159,12 @@ def test_the_first_bad_step_since_the_last_reading_is_told() -> None:
         torch.tensor(torch.inf),
     )
     for step, norm, nats in ((5, good, good), (6, bad, good), (7, bad, bad)):
-        watch.note((step, 2, step - 4), norm, nats)
+        watch.begin(step, 2, step - 4)
+        watch.note(norm, nats)
     assert watch.read() == BadStep(6, 2, 2, has_bad_loss=False)
     assert watch.read() is None
-    watch.note((8, 3, 1), bad, bad)
+    watch.begin(8, 3, 1)
+    watch.note(bad, bad)
     assert watch.read() == BadStep(8, 3, 1, has_bad_loss=True)
 
 

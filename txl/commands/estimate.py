@@ -228,7 +228,7 @@ def describe_limit(plans: dict[str, Plan], device: Device, config: TrainConfig) 
     said = {
         "launches": (
             f"launches are the limit: a step starts kernels for {ms['launch_s']} and computes for "
-            f"{ms['compute_s']}; give each GPU more streams, or try --compile."
+            f"{ms['compute_s']}; give each GPU more streams, or try --compile or --cuda_graph."
         ),
         "communication": (
             f"communication is the limit: a step sends for {ms['send_s']} and computes for "

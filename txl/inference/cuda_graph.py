@@ -14,11 +14,11 @@ from txl.inference.key_values import KeyValueMemory
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import product_dtype
+from txl.runtime.recording import Record, recorded
 
 _LOG = logging.getLogger(__name__)
 # recordings, each with buffers for a whole memory: full segments and a text's shorter last one
 _N_KEPT = 2
-Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class _Recording:
@@ -219,7 +219,4 @@ def _cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
     with torch.cuda.stream(side):
         work()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
+    return recorded(work)

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.ops.linear_cross_entropy import linear_cross_entropy, whole
-from txl.ops.lookup import check_ids, classes_and_members, look_up, members, to_device
+from txl.ops.lookup import (
+    Members,
+    check_ids,
+    classes_and_members,
+    look_up,
+    members,
+    to_device,
+)
 from txl.ops.numbers import at_least_float32, is_autocast_on, widened
 
 
@@ -27,7 +34,13 @@ class AdaptiveEmbedding(nn.Module):
 
     With div_val 1 all clusters share one table, projected only if d_embed differs from d_model;
     with a larger div_val each cluster has a table and a projection.
+
+    Attributes:
+        all_in_each: in training each cluster computes all words, so that shapes do not depend on
+            them, as a CUDA graph asks for.
     """
+
+    all_in_each = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -64,12 +77,15 @@ class AdaptiveEmbedding(nn.Module):
         return h_BTD * self.scale
 
     def _by_cluster(self, token_L: Tensor, tables: list[Tensor] | None) -> Tensor:
-        place_P, order_P, lengths = members(token_L, self.sizes, self.projs[0].device)
-        parts = zip(place_P.split(lengths), self.tables, self.projs, strict=True)
+        fixed = self.all_in_each and self.training
+        found = members(token_L, self.sizes, self.projs[0].device, all_in_each=fixed)
+        parts = zip(found.place_P.split(found.lengths), self.tables, self.projs, strict=True)
         # empty clusters are computed with zero rows, so that their weights get a gradient
         row_LD = torch.cat([F.linear(look_up(p, table, tables), proj) for p, table, proj in parts])
-        h_LD = self.projs[0].new_zeros(row_LD.shape)
-        return h_LD.index_copy(0, order_P, row_LD.to(h_LD.dtype))
+        h_LD = self.projs[0].new_zeros(len(token_L), row_LD.shape[1])
+        if fixed:
+            return h_LD.index_add(0, found.order_P, found.own(row_LD).to(h_LD.dtype))
+        return h_LD.index_copy(0, found.order_P, row_LD.to(h_LD.dtype))
 
 
 class Cluster(NamedTuple):
@@ -88,7 +104,10 @@ class AdaptiveSoftmax(nn.Module):
     head's classes are the shortlist and an entry per tail cluster, all with the shortlist's width.
     Differs from kimiyoung/transformer-xl: `cluster_weight` row c belongs to tail cluster c (there
     to cluster C - c), and nats come in the order of the tokens (there sorted by cluster).
+    `all_in_each`: see `AdaptiveEmbedding`.
     """
+
+    all_in_each = False
 
     def __init__(self, config: ModelConfig, embedding: AdaptiveEmbedding) -> None:
         super().__init__()
@@ -126,28 +145,32 @@ class AdaptiveSoftmax(nn.Module):
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
-        clusters, order_P = self.by_cluster(hidden, target, tables)
-        losses = [linear_cross_entropy(*cluster, same_weight=same_weight) for cluster in clusters]
-        nll_L = losses[0]
+        (head, *tails), tail = self.by_cluster(hidden, target, tables)
+        nll_L = linear_cross_entropy(*head, same_weight=same_weight)
+        # the weight of a word that is another cluster's is 0
+        alike = same_weight and tail.is_own_P is None
+        losses = [linear_cross_entropy(*cluster, same_weight=alike) for cluster in tails]
         if self.n_tail:
-            nll_L = nll_L.index_add(0, order_P, torch.cat(losses[1:]))
+            nll_L = nll_L.index_add(0, tail.order_P, tail.own(torch.cat(losses)))
         return nll_L.view(target.shape)
 
     def by_cluster(
         self, hidden: Tensor, target: Tensor, tables: Sequence[Tensor] | None = None
-    ) -> tuple[list[Cluster], Tensor]:
-        """The head with all tokens, then the tail clusters; and the tail's tokens in their order."""
+    ) -> tuple[list[Cluster], Members]:
+        """The head with all tokens, then the tail clusters; and the tail's tokens."""
         check_ids(target, self.n_token)
-        class_L, tail = classes_and_members(target.flatten(), self.sizes, hidden.device)
-        place_P, order_P, lengths = tail
-        targets = [class_L, *place_P.split(lengths)]
+        fixed = self.all_in_each and self.training
+        class_L, tail = classes_and_members(
+            target.flatten(), self.sizes, hidden.device, all_in_each=fixed
+        )
+        targets = [class_L, *tail.place_P.split(tail.lengths)]
         hiddens = [hidden.flatten(0, -2)]
         if self.n_tail:
-            hiddens += hiddens[0].index_select(0, order_P).split(lengths)
+            hiddens += hiddens[0].index_select(0, tail.order_P).split(tail.lengths)
         if len(self.projs):
             hiddens = list(map(torch.matmul, hiddens, self.projs))
         parts = zip(hiddens, *self.parameters_of(tables or [*self.tables]), targets, strict=True)
-        return [Cluster(*part) for part in parts], order_P
+        return [Cluster(*part) for part in parts], tail
 
     def parameters_of(self, tables: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
         """Weights and biases of all clusters; the head's last part are the tail clusters' entries."""

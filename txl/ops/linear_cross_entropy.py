@@ -11,6 +11,7 @@ tensors of this size in float32 come from memory.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,9 +87,9 @@ def linear_cross_entropy(
     pieces = zip(hidden_LE.split(n_token), target_L.split(n_token), strict=True)
     if not learns:  # `checkpoint` would import torch._dynamo for nothing: 140 MiB
         return torch.cat([_nats(h, weight_VE, bias_V, t) for h, t in pieces])
-    return torch.cat(
-        [checkpoint(_nats, h, weight_VE, bias_V, t, use_reentrant=False) for h, t in pieces]
-    )
+    # nothing is random, and a CUDA graph cannot read the state of a generator
+    again = partial(checkpoint, _nats, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([again(h, weight_VE, bias_V, t) for h, t in pieces])
 
 
 def _is_in_place(hidden_LE: Tensor) -> bool:

@@ -39,17 +39,34 @@ class Members(NamedTuple):
         place_P: of each id its index within its cluster.
         order_P: where in the text it stands.
         lengths: how many ids each cluster has.
+        is_own_P: False for an id of another cluster, which counts for nothing; None: there are no
+            such ids.
     """
 
     place_P: Tensor
     order_P: Tensor
     lengths: list[int]
+    is_own_P: Tensor | None = None
+
+    def own(self, x_PX: Tensor) -> Tensor:
+        """What was computed for the ids, (P,) or (P, X), with zeros for those that do not count."""
+        if self.is_own_P is None:
+            return x_PX
+        return x_PX.where(self.is_own_P.view(-1, *[1] * (x_PX.dim() - 1)), 0)
 
 
-def members(id_L: Tensor, sizes: Sequence[int], device: torch.device) -> Members:
-    """The ids of the clusters of these sizes. Synchronises if the ids are on a GPU; of ids on the
-    CPU one copy is made.
+def members(
+    id_L: Tensor, sizes: Sequence[int], device: torch.device, *, all_in_each: bool = False
+) -> Members:
+    """The ids of the clusters of these sizes.
+
+    Args:
+        all_in_each: each cluster has all ids, so that shapes do not depend on them; those of others
+            do not count. Else it synchronises if the ids are on a GPU; of ids on the CPU one copy
+            is made.
     """
+    if all_in_each:
+        return _all_in_each(to_device(id_L, device), sizes, 0)
     orders, places = _by_cluster(id_L, sizes, 0)
     lengths = [*map(len, orders)]
     place_P, order_P = to_device(torch.cat([*places, *orders]), device).split([len(id_L)] * 2)
@@ -57,12 +74,15 @@ def members(id_L: Tensor, sizes: Sequence[int], device: torch.device) -> Members
 
 
 def classes_and_members(
-    id_L: Tensor, sizes: Sequence[int], device: torch.device
+    id_L: Tensor, sizes: Sequence[int], device: torch.device, *, all_in_each: bool = False
 ) -> tuple[Tensor, Members]:
     """The class of each id in the head of an adaptive softmax, (L,), which has the words of the
-    first cluster and an entry for each other one; and the ids of these others. Copies and
-    synchronises as `members`.
+    first cluster and an entry for each other one; and the ids of these others. `all_in_each`,
+    copies and synchronisation as in `members`.
     """
+    if all_in_each:
+        id_L = to_device(id_L, device)
+        return _classes(id_L, sizes), _all_in_each(id_L, sizes[1:], sizes[0])
     class_L = id_L.to(torch.int64, copy=True)
     orders, places = _by_cluster(id_L, sizes[1:], sizes[0])
     for c, order in enumerate(orders):
@@ -71,6 +91,33 @@ def classes_and_members(
     together = to_device(torch.cat([class_L, *places, *orders]), device)
     class_L, place_P, order_P = together.split([len(id_L), sum(lengths), sum(lengths)])
     return class_L, Members(place_P, order_P, lengths)
+
+
+def _all_in_each(id_L: Tensor, sizes: Sequence[int], first: int) -> Members:
+    """Of clusters, the first of which begins at the word `first`, in operations of which none
+    depends on the ids.
+    """
+    at_L = torch.arange(len(id_L), device=id_L.device)
+    places = [id_L[:0]]
+    are_own = [id_L[:0].bool()]
+    for size in sizes:
+        place_L = id_L - first
+        inside_L = place_L.clamp(0, size - 1)
+        places.append(inside_L)
+        are_own.append(inside_L == place_L)
+        first += size
+    lengths = [len(id_L)] * len(sizes)
+    return Members(torch.cat(places), at_L.repeat(len(sizes)), lengths, torch.cat(are_own))
+
+
+def _classes(id_L: Tensor, sizes: Sequence[int]) -> Tensor:
+    """See `classes_and_members`."""
+    class_L = id_L.clamp(max=sizes[0])
+    border = sizes[0]
+    for size in sizes[1:-1]:
+        border += size
+        class_L = class_L + (id_L >= border)
+    return class_L
 
 
 def _by_cluster(

@@ -205,6 +205,9 @@ class TrainConfig(NamesParts):
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")
+    cuda_graph: bool = option(
+        False, "record an update once and repeat it as one CUDA graph: faster where a GPU waits"
+    )
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     attn_keep_mib: int = option(
         KEEP_MIB,
@@ -253,9 +256,25 @@ class TrainConfig(NamesParts):
             "--resume and --overwrite: continue, or start over; drop one of them",
         )
 
+        if self.cuda_graph:
+            self._require_one_update()
         by_update = "sets the rate by updates, --minutes by the clock; drop one of them"
         as_in_2019 = self.minutes is not None and self.warmup_convention == "original"
         require(not as_in_2019, f"--warmup_convention original: {by_update}")
+
+    def _require_one_update(self) -> None:
+        """Raise `UsageError` if updates differ in more than their numbers."""
+        others = {
+            "--varlen": self.varlen,
+            "--draw_mem_len": self.draw_mem_len > 0,
+            "--recompute": self.recompute,
+            "--swap_mem": self.swap_mem,
+            "--shard": self.shard,
+            "--on_nonfinite skip": self.on_nonfinite == "skip",
+            "--dtype float16": self.dtype == "float16",
+        }
+        for flag, is_on in others.items():
+            require(not is_on, f"--cuda_graph and {flag}: no graph can hold that; drop one of them")
 
     def record(self) -> dict[str, Any]:
         """All settings for config.json: those of the parts beside the others, of the package's

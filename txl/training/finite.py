@@ -31,27 +31,30 @@ class GradientWatch:
     """Notes the first step whose gradient is not finite. The note is on the device: `read` waits
     for it, `note` does not.
 
+    Its tensors keep their places, so that a CUDA graph can write into them.
+
     Attributes:
         step: the step, a number on the device; -1: none.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.step = torch.full((), -1, device=device)
+        self._now = torch.zeros_like(self.step)
         self._has_bad_loss = torch.zeros((), dtype=torch.bool, device=device)
         self._places: dict[int, tuple[int, int]] = {}
         """Epoch and segment of the steps since the last reading."""
 
-    def note(self, place: tuple[int, int, int], grad_norm: Tensor, nll_BT: Tensor) -> None:
-        """Note the step if its gradient is not finite and none was noted yet.
-
-        Args:
-            place: step, epoch and segment, counted from 1.
-        """
-        step, epoch, segment = place
-        is_first = (self.step < 0) & ~grad_norm.isfinite()
-        self._has_bad_loss = torch.where(is_first, ~nll_BT.mean().isfinite(), self._has_bad_loss)
-        self.step = torch.where(is_first, step, self.step)
+    def begin(self, step: int, epoch: int, segment: int) -> None:
+        """A step begins; all are counted from 1."""
+        self._now.fill_(step)
         self._places[step] = (epoch, segment)
+
+    def note(self, grad_norm: Tensor, nll_BT: Tensor) -> None:
+        """Note the step if its gradient is not finite and none was noted yet."""
+        is_first = (self.step < 0) & ~grad_norm.isfinite()
+        is_bad = ~nll_BT.mean().isfinite()
+        self._has_bad_loss.copy_(torch.where(is_first, is_bad, self._has_bad_loss))
+        self.step.copy_(torch.where(is_first, self._now, self.step))
 
     def read(self) -> BadStep | None:
         """The step that was noted since the last reading; None if all gradients were finite."""
@@ -60,7 +63,7 @@ class GradientWatch:
         self._places = {}
         if step < 0:
             return None
-        self.step = torch.full_like(self.step, -1)
+        self.step.fill_(-1)
         epoch, segment = places[step]
         return BadStep(step, epoch, segment, bool(self._has_bad_loss))
 

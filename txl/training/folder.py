@@ -58,6 +58,7 @@ FREE_WHEN_RESUMING = {
         "recompute",
         "ff_chunk",
         "compile",
+        "cuda_graph",
         "attn_impl",
         "device",
         "local_batch_size",

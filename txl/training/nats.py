@@ -84,7 +84,7 @@ def smoothing(softmax: AdaptiveSoftmax, hidden: Tensor, target: Tensor) -> Tenso
     - mean logit); this returns the difference without e, which needs no other logits. The head's
     softmax and a tail cluster's are each smoothed over their own classes.
     """
-    clusters, order_P = softmax.by_cluster(hidden, target)
+    clusters, tail = softmax.by_cluster(hidden, target)
     gaps = []
     for hidden_LE, weights, biases, column_L in clusters:
         weight_CE = torch.cat(weights)
@@ -93,5 +93,5 @@ def smoothing(softmax: AdaptiveSoftmax, hidden: Tensor, target: Tensor) -> Tenso
         gaps.append((hidden_LE * apart_LE).sum(-1) + bias_C[column_L] - bias_C.mean())
     head_L, *tails = gaps
     if softmax.n_tail:
-        head_L = head_L.index_add(0, order_P, torch.cat(tails))
+        head_L = head_L.index_add(0, tail.order_P, tail.own(torch.cat(tails)))
     return head_L.view(target.shape)

@@ -1,6 +1,7 @@
 """The optimizer that the flags choose."""
 
 import itertools
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +30,7 @@ class Optimizers:
     ) -> None:
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
         self._rule = rule_of(config)
+        self._rate: Tensor | None = None
         self._build(matrices)
 
     def _build(self, matrices: Iterable[Tensor]) -> None:
@@ -37,12 +39,33 @@ class Optimizers:
         for rule, parameters in shares(self._rule, self._names, matrices):
             self._rules.append(rule)
             self._all.append(rule.build(parameters))
+        if self._rate is not None:
+            self.move_rate_to(self._rate.device)
+
+    def move_rate_to(self, device: torch.device) -> None:
+        """Keep the rate in a tensor on the device, from which a CUDA graph reads it."""
+        self._rate = torch.zeros((), device=device)
+        for optimizer in self._all:
+            for group in optimizer.param_groups:
+                group["lr"] = self._rate
+                if "capturable" in group:
+                    group["capturable"] = True
+        # the first updates are made before there is a graph
+        warnings.filterwarnings("ignore", message="This instance was constructed with capturable")
 
     def set_learning_rate(self, lr: float) -> None:
         """Use `lr` from the next update on."""
+        if self._rate is not None:
+            self._rate.fill_(lr)
+            return
         for optimizer in self._all:
             for group in optimizer.param_groups:
                 group["lr"] = lr
+
+    @property
+    def reads_device(self) -> bool:
+        """True if a CUDA graph can repeat `step`."""
+        return all(rule.reads_device for rule in self._rules)
 
     @property
     def can_skip_on_device(self) -> bool:

@@ -94,6 +94,7 @@ class Muon(torch.optim.Optimizer):
     matrix and in bfloat16 on every device; this one those of one shape together, in bfloat16 where
     the device has instructions for it, with the same result up to rounding, and elsewhere in the
     dtype of x. Without instructions a product in bfloat16 takes some 40 times as long as in float32.
+    The rate may be a tensor.
 
     Args:
         params: matrices.
@@ -109,26 +110,49 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures are not supported
-        """Update all matrices that have a gradient; those of one shape together."""
+        """Update all matrices that have a gradient; those of one shape together. None where
+        `found_inf`, a number on the device, is 1.
+        """
+        # the name that torch's fused optimizers use
+        skip: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
             for matrices in _of_one_shape(group["params"]):
-                self._update(matrices, group["lr"], group["weight_decay"])
+                self._update(matrices, group["lr"], group["weight_decay"], skip)
 
-    def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+    def _update(
+        self,
+        matrices: list[nn.Parameter],
+        lr: float | Tensor,
+        weight_decay: float,
+        skip: Tensor | None,
+    ) -> None:
         ahead = []
         for x in matrices:
             assert x.grad is not None
             state = self.state[x]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(x)
-            m = state["momentum_buffer"].lerp_(x.grad, 0.05)
-            ahead.append(_wide(x.grad.lerp(m, 0.95)))
+            m = state["momentum_buffer"]
+            if skip is None:
+                grad = x.grad
+                m.lerp_(grad, 0.05)
+            else:  # decided on the device, without a synchronisation
+                grad = x.grad.where(skip == 0, m)
+                m.lerp_(grad, 0.05 * (1 - skip.to(m.dtype)))
+            ahead.append(_wide(grad.lerp(m, 0.95)))
         stack = torch.stack(ahead)
         steps = orthogonalised(stack.to(self._dtype or stack.dtype))
         n_column = stack.shape[2]
+        if skip is not None:
+            lr = lr * (1 - skip)
+        shrink = 1 - lr * weight_decay
+        factor = -lr * 0.2 * math.sqrt(n_column)
         for x, step in zip(matrices, steps, strict=True):
-            x.mul_(1 - lr * weight_decay)
-            _wide(x).add_(step, alpha=-lr * 0.2 * math.sqrt(n_column))
+            x.mul_(shrink)
+            if isinstance(factor, Tensor):
+                _wide(x).add_(step.to(x.dtype) * factor)
+            else:
+                _wide(x).add_(step, alpha=factor)
 
 
 _AT_ONCE = 1 << 20

@@ -25,7 +25,7 @@ from txl.training.estimate import (
 )
 
 _LAUNCH_S = 8e-6
-"""Seconds in which PyTorch starts an operator on a GPU without torch.compile."""
+"""Seconds in which PyTorch starts an operator on a GPU without torch.compile and graphs."""
 
 
 class Device(NamedTuple):
@@ -195,7 +195,7 @@ def plan(
     else:
         speed = min(device.within, device.between)
     send_s = sent / (speed * 1e9)
-    if config.compile:
+    if config.compile or config.cuda_graph:
         n_launch = 0
     else:
         n_launch = 3 * model.config.n_layer * config.batch_chunk * operators(model, context)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -12,12 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from txl.attention_rules import redraw
 from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
-from txl.config import Context
+from txl.config import Context, require
 from txl.model.autocast import autocast, dtype_on
 from txl.model.streams import Memory, chunks, joined, swapped_out
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
+from txl.runtime.recording import Record, recorded
 from txl.runtime.records import finite, require_fields
 from txl.stacks.reversible import compute_in_chunks
 from txl.training.budget import Budget
@@ -27,6 +29,7 @@ from txl.training.learning import learning_parameters
 from txl.training.nats import Nats
 from txl.training.optim import Optimizers
 from txl.training.optimizers import WeightAverage
+from txl.training.repeated import Batch, RepeatedUpdate, Update
 from txl.training.schedules import Plateau, schedule_of
 from txl.training.sharding import reshard
 from txl.training.update_rules import rule_of
@@ -121,6 +124,30 @@ class TrainState:
             and self.scaler is None
             and self.optimizers.can_skip_on_device
         )
+        self.update: Callable[[Batch, list[Memory | None]], Update] = self._update
+        if config.cuda_graph:
+            on_gpu = ranks.device.type == "cuda"
+            require(on_gpu, f"--cuda_graph: the device is {ranks.device.type}; drop it")
+            self.repeat_update(recorded)
+
+    def repeat_update(self, record: Record) -> None:
+        """Let updates be recorded once and repeated. Raises `UsageError` if they cannot be."""
+        n_process = self.ranks.world
+        require(
+            n_process == 1,
+            f"--cuda_graph: for one process, and there are {n_process}; drop it",
+        )
+        require(
+            self.optimizers.reads_device,
+            f"--cuda_graph: --optim {self.config.optim} counts its updates on the host, which a"
+            " graph does not; use adam, adamw, sgd or muon",
+        )
+        # on a CPU too, where tests repeat updates
+        self.checks_later = self.optimizers.can_skip_on_device
+        self.optimizers.move_rate_to(self.ranks.device)
+        self.model.word_emb.all_in_each = self.model.softmax.all_in_each = True
+        n_token = self.model.config.n_token
+        self.update = RepeatedUpdate(self._update, self.ranks.device, n_token, record)
 
     def step(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None = None) -> Tensor:
         """Read a segment and update the weights.
@@ -137,22 +164,11 @@ class TrainState:
         self.lr = self.plateau.apply(self.schedule.rate(self.progress.step, self.share))
         self.optimizers.set_learning_rate(self.lr)
         self._redraw()
-        remembered = self.memories
-        nll_BT = self._backward(input_BT, target_BT, since_BT)
-        if self.scaler is not None:
-            self.optimizers.unscale_with(self.scaler)
-        self.grad_norm = whole(
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        )
-        place = (self.progress.step + 1, self.progress.epoch, self.progress.batch + 1)
-        self.watch.note(place, self.grad_norm, nll_BT)
-        if self.checks_later:
-            self.optimizers.step(skip=(self.watch.step >= 0).float())
-        else:
-            self._update_or_skip(remembered)
-        if self.scaler is not None:
-            self.scaler.update()
-        self.optimizers.zero_grad()
+        self.watch.begin(self.progress.step + 1, self.progress.epoch, self.progress.batch + 1)
+        left = self.update((input_BT, target_BT, since_BT), self.memories)
+        self.memories = left.memories
+        self.grad_norm = left.grad_norm
+        self.memory_loss = left.memory_loss
         self.progress.step += 1
         self.average.update(self.progress.step)
         self.progress.batch += 1
@@ -160,7 +176,7 @@ class TrainState:
         if self.budget is not None:
             self.budget.read()
             self.progress.seconds = self.budget.trained_s
-        return nll_BT
+        return left.nll_BT
 
     @property
     def share(self) -> float | None:
@@ -288,7 +304,26 @@ class TrainState:
         n_token = saved["step"] * self.config.batch_size * self.context.tgt_len
         self.progress = Progress(**{"n_token": n_token, **saved})
 
-    def _backward(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None) -> Tensor:
+    def _update(self, batch: Batch, remembered: list[Memory | None]) -> Update:
+        """What an update does on the device."""
+        left = self._backward(batch, remembered)
+        if self.scaler is not None:
+            self.optimizers.unscale_with(self.scaler)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        left = left._replace(grad_norm=whole(norm))
+        self.watch.note(left.grad_norm, left.nll_BT)
+        if self.checks_later:
+            self.optimizers.step(skip=(self.watch.step >= 0).float())
+        elif not self._update_or_skip():
+            left = left._replace(memories=_finite(remembered))
+        if self.scaler is not None:
+            self.scaler.update()
+        self.optimizers.zero_grad()
+        return left
+
+    def _backward(self, batch: Batch, remembered: list[Memory | None]) -> Update:
+        """Gradients, of which the norm is not known yet."""
+        input_BT, target_BT, since_BT = batch
         nats = self.nats
         n_chunk = self.config.batch_chunk
         context = self.context_now()
@@ -300,7 +335,7 @@ class TrainState:
         else:
             since = since_BT.chunk(n_chunk)
         parts = zip(
-            input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), since, self.memories, strict=True
+            input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), since, remembered, strict=True
         )
         for i, (input_part, target_part, since_part, memory) in enumerate(parts):
             with (
@@ -320,12 +355,11 @@ class TrainState:
             own += [] if of_memory is None else [of_memory]
             memories.append(swapped_out(memory) if self.config.swap_mem else memory)
         reshard(self.model)
-        self.memories = memories
         if own:
-            self.memory_loss = torch.stack(own).mean()
+            memory_loss = torch.stack(own).mean()
         else:
-            self.memory_loss = None
-        return torch.cat(nlls)
+            memory_loss = None
+        return Update(torch.cat(nlls), memories, self.grad_norm, memory_loss)
 
     def _redraw(self) -> None:
         """Redraw the random features or rotations of attention rules, the same on all ranks."""
@@ -349,21 +383,15 @@ class TrainState:
         loss_BT.mean().backward()
         self.model.zero_grad()
 
-    def _update_or_skip(self, remembered: list[Memory | None]) -> None:
-        """Update the weights, or where the gradient is not finite go on with what was `remembered`
-        before the step.
-        """
+    def _update_or_skip(self) -> bool:
+        """Update the weights, unless the gradient is not finite; whether that was done."""
         bad = self.watch.read()
         if bad is None:
             self.progress.n_skipped_in_a_row = 0
             self.optimizers.step(scaler=self.scaler)
-            return
+            return True
         self._stop_or_count(bad)
-        self.memories = []
-        for memory in remembered:
-            if memory is not None:
-                memory = without_bad_rows(memory)
-            self.memories.append(memory)
+        return False
 
     def _stop_or_count(self, bad: BadStep) -> None:
         """Stop, or count a skipped update, as --on_nonfinite says. Overflows of float16 gradients
@@ -399,6 +427,16 @@ class TrainState:
         if bad_ranks:
             what = f"the loss is not finite on {streams}"
         return f"step {bad.step}, epoch {bad.epoch}, segment {bad.segment}: {what}"
+
+
+def _finite(memories: list[Memory | None]) -> list[Memory | None]:
+    """What is not finite taken out."""
+    found: list[Memory | None] = []
+    for memory in memories:
+        if memory is not None:
+            memory = without_bad_rows(memory)
+        found.append(memory)
+    return found
 
 
 _SMALLEST_SCALE = 2.0**-10  # of the float16 loss; starts at 2^16, halved at each overflow

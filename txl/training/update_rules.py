@@ -28,6 +28,9 @@ class UpdateRule:
     skips_on_device: ClassVar[bool] = False
     """A number `found_inf` on the device makes its step change nothing, of weights that are not in
     shards; those that are `fused` can do so always."""
+    reads_device: ClassVar[bool] = True
+    """Its step finds on the device all that changes from step to step, rate and counts, so that a
+    CUDA graph can repeat it."""
     not_in_shards: ClassVar[str] = ""
     """Why it does not work with --shard, and what to use; empty: it does."""
 
@@ -104,6 +107,7 @@ class LAMB(Adam):
     """See `Lamb`."""
 
     skips_on_device = True
+    reads_device = False
     default_epsilon = 1e-6
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -139,6 +143,8 @@ class SGD(UpdateRule):
 class Adagrad(UpdateRule):
     """Source: Duchi et al. 2011, diagonal."""
 
+    reads_device = False
+
     def kept(self) -> tuple[str, ...]:
         return ("step", "sum")
 
@@ -160,6 +166,7 @@ class MuonAndAdamW(UpdateRule):
             " longer memories then hurt",
         )
 
+    skips_on_device = True
     not_in_shards = "orthogonalises whole matrices, which no process holds; use adamw or lamb"
 
     def kept(self) -> tuple[str, ...]:

@@ -1,0 +1,167 @@
+"""Updates that are recorded once and repeated, here by calling them again: a graph needs a GPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.runs import ADAPTIVE, N_TOKEN, SHAPE, Run, config
+from txl import Context
+from txl.config import UsageError
+from txl.training import optimizers
+from txl.training.optim import Optimizers
+from txl.training.repeated import RepeatedUpdate
+
+# 4 streams, 9 segments of 6 and one of 3 an epoch; the memory of 9 is full after two
+CONTEXT = Context(tgt_len=6, mem_len=9, compressed_len=2)
+IDS = np.random.default_rng(5).integers(0, N_TOKEN, 4 * 58)
+
+
+class Recorder:
+    """Notes what is recorded and how often it is repeated."""
+
+    def __init__(self) -> None:
+        self.n_recorded = self.n_repeated = 0
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.n_recorded += 1
+
+        def repeat() -> None:
+            self.n_repeated += 1
+            work()
+
+        return repeat
+
+
+def a_run(shape: dict[str, Any] | None = None, **settings: Any) -> Run:
+    given = {"max_step": 16, "max_step_scheduler": 16, **settings}
+    shape = SHAPE | ADAPTIVE | (shape or {})
+    return Run(config(**given), dtype=torch.float64, ids=IDS, shape=shape, context=CONTEXT)
+
+
+@pytest.fixture(autouse=True)
+def rates_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a graph reads them, for updates that are made one by one, too."""
+    exact = Optimizers.set_learning_rate
+
+    def rounded(self: Optimizers, lr: float) -> None:
+        exact(self, float(torch.tensor(lr)))
+
+    monkeypatch.setattr(Optimizers, "set_learning_rate", rounded)
+
+
+@pytest.fixture(autouse=True)
+def muon_in_the_dtype_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the processor has instructions for."""
+    monkeypatch.setattr(optimizers, "dtype_on", lambda *_: "float32")
+
+
+def repeated(run: Run, record: Any) -> Run:
+    """Losses are copied, since the next repetition writes over them."""
+    run.state.repeat_update(record)
+    update = run.state.update
+
+    def kept(*given: Any) -> Any:
+        left = update(*given)
+        return left._replace(nll_BT=left.nll_BT.clone())
+
+    run.state.update = kept
+    return run
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ({}, {}),
+        ({}, {"optim": "muon", "weight_decay": 0.1, "label_smoothing": 0.1}),
+        ({}, {"optim": "sgd", "mom": 0.9, "batch_chunk": 2}),
+        ({"cutoffs": (), "div_val": 1, "tie_projs": ()}, {"optim": "adamw", "ema": 0.9}),
+        ({"div_val": 1, "tie_projs": ()}, {"scheduler": "dev_perf", "eval_interval": 2}),
+        ({"memory": "compressive", "compress_rate": 3}, {}),
+        ({"memory": "infini"}, {"memory_parts": 2}),
+    ],
+    ids=str,
+)
+def test_repeated_updates_are_those_made_one_by_one(
+    shape: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Over the end of an epoch, with its short segment and an empty memory after it, at rates that change."""
+    plain = a_run(shape, **settings).begin().trained()
+    recorder = Recorder()
+    run = repeated(a_run(shape, **settings).begin(), recorder).trained()
+    assert recorder.n_recorded == 1
+    assert recorder.n_repeated >= 8
+    torch.testing.assert_close(run.losses, plain.losses, rtol=0, atol=1e-8)
+    torch.testing.assert_close(run.weights(), plain.weights(), rtol=0, atol=1e-8)
+
+
+def test_a_repeated_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """Where memory and optimizer are in other places than before."""
+    never = repeated(a_run(optim="muon").begin(), Recorder()).trained()
+    first = a_run(optim="muon", max_step=8, save_interval=8)
+    first.folder = tmp_path
+    repeated(first.begin(), Recorder()).train()
+    second = a_run(optim="muon")
+    second.folder = tmp_path
+    repeated(second.resume(), Recorder()).train()
+    torch.testing.assert_close(second.losses, never.losses[8:], rtol=0, atol=1e-8)
+
+
+def test_what_cannot_be_recorded_is_made_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(work: Callable[[], None]) -> Callable[[], None]:
+        raise RuntimeError("this waits for the GPU\nmore of it")
+
+    run = a_run().begin()
+    run.state.repeat_update(refuse)
+    by_itself = run.state.update
+    run.train()
+    assert isinstance(by_itself, RepeatedUpdate)
+    assert by_itself.failed
+    assert capsys.readouterr().out.count("no CUDA graph, going on without: this waits") == 1
+    torch.testing.assert_close(run.weights(), a_run().begin().trained().weights())
+
+
+def test_a_word_outside_the_vocabulary_is_refused_before_it_is_repeated() -> None:
+    run = repeated(a_run().begin(), Recorder()).trained()
+    ids = torch.full((4, 6), N_TOKEN)
+    before = run.weights()
+    with pytest.raises(ValueError, match="token ids must lie in"):
+        run.state.step(ids, ids)
+    assert all(torch.equal(weight, before[name]) for name, weight in run.weights().items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"varlen": True}, "--varlen"),
+        ({"draw_mem_len": 2}, "--draw_mem_len"),
+        ({"recompute": True}, "--recompute"),
+        ({"swap_mem": True}, "--swap_mem"),
+        ({"on_nonfinite": "skip"}, "--on_nonfinite skip"),
+        ({"dtype": "float16"}, "--dtype float16"),
+        ({"shard": True}, "--shard"),
+    ],
+)
+def test_settings_of_which_no_two_updates_are_alike_are_refused(
+    settings: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UsageError, match=f"--cuda_graph and {named}: no graph can hold that"):
+        config(cuda_graph=True, **settings)
+
+
+def test_where_it_cannot_be_is_said() -> None:
+    with pytest.raises(UsageError, match="--cuda_graph: the device is cpu; drop it"):
+        a_run(cuda_graph=True).begin()
+    with pytest.raises(UsageError, match="--optim lamb counts its updates on the host"):
+        a_run(optim="lamb").begin().state.repeat_update(Recorder())
+
+
+def test_dropout_is_drawn_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"dropout": 0.3, "dropatt": 0.2}
+    shape = {"cutoffs": (), "div_val": 1, "tie_projs": ()}
+    plain = a_run(shape, **settings).begin().trained()
+    run = repeated(a_run(shape, **settings).begin(), Recorder()).trained()
+    torch.testing.assert_close(run.weights(), plain.weights(), rtol=0, atol=1e-8)

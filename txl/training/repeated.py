@@ -1,0 +1,154 @@
+"""An update that is recorded once and repeated as a CUDA graph (--cuda_graph)."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from txl.model.streams import Memory
+from txl.ops.lookup import check_ids
+from txl.runtime.log import print_line
+from txl.runtime.recording import Record, recorded
+
+Batch = tuple[Tensor, Tensor, Tensor | None]
+"""Inputs, targets, and tokens before each input in its document, or None."""
+
+
+class Update(NamedTuple):
+    """What an update leaves.
+
+    Attributes:
+        nll_BT: the nats of the segment's tokens, detached.
+        memories: for the next segment, one for each part of the batch.
+        grad_norm: the norm of the gradient.
+        memory_loss: what the memory adds to the loss, detached; None: nothing.
+    """
+
+    nll_BT: Tensor
+    memories: list[Memory | None]
+    grad_norm: Tensor
+    memory_loss: Tensor | None
+
+
+class RepeatedUpdate:
+    """Makes updates as `update` does, from the second over a full memory on as one CUDA graph.
+
+    The first is made kernel by kernel, and so are all of other shapes: while the memory grows, and
+    the short last segment of an epoch. What a repetition returns is valid until the next one.
+
+    Args:
+        update: reads a batch over memories and updates the weights. It may depend on nothing else
+            that changes on the host from one time to the next.
+        n_token: of the vocabulary.
+    """
+
+    def __init__(
+        self,
+        update: Callable[[Batch, list[Memory | None]], Update],
+        device: torch.device,
+        n_token: int,
+        record: Record = recorded,
+    ) -> None:
+        self._update = update
+        self._device = device
+        self._n_token = n_token
+        self._record = record
+        self._last_shapes: list[torch.Size] | None = None
+        self._recording: _Recording | None = None
+        self.failed = False
+        """True once the update could not be recorded."""
+
+    def __call__(self, batch: Batch, memories: list[Memory | None]) -> Update:
+        """Make one update."""
+        shapes = _shapes(batch, memories)
+        if self._recording is None and self._is_settled(shapes):
+            self._recording = self._recorded(batch, memories)
+        self._last_shapes = shapes
+        if self._recording is None or self._recording.shapes != shapes:
+            return self._update(batch, memories)
+        for ids in batch[:2]:
+            check_ids(ids, self._n_token)
+        return self._recording.repeat(batch, memories)
+
+    def _is_settled(self, shapes: list[torch.Size] | None) -> bool:
+        """True if the last update had these shapes, and left memories of the same."""
+        return shapes is not None and shapes == self._last_shapes and not self.failed
+
+    def _recorded(self, batch: Batch, memories: list[Memory | None]) -> "_Recording | None":
+        try:
+            return _Recording(self._update, batch, memories, self._device, self._record)
+        except RuntimeError as error:  # a layer may have operations that a graph cannot hold
+            self.failed = True
+            print_line(f"| no CUDA graph, going on without: {str(error).splitlines()[0]}")
+            return None
+
+
+class _Recording:
+    """An update of given shapes, with operands at fixed places."""
+
+    def __init__(
+        self,
+        update: Callable[[Batch, list[Memory | None]], Update],
+        batch: Batch,
+        memories: list[Memory | None],
+        device: torch.device,
+        record: Record,
+    ) -> None:
+        self.shapes = _shapes(batch, memories)
+        input_BT, target_BT, since_BT = batch
+        self._input_BT = torch.empty_like(input_BT, device=device)
+        self._target_BT = torch.empty_like(target_BT, device=device)
+        self._since_BT = None
+        if since_BT is not None:
+            self._since_BT = torch.empty_like(since_BT, device=device)
+        self._memories: list[Memory | None] = []
+        for memory in memories:
+            assert memory is not None
+            self._memories.append(memory.map(torch.clone))
+        self._load(batch, memories)
+        self._left: Update | None = None
+
+        def work() -> None:
+            own = (self._input_BT, self._target_BT, self._since_BT)
+            left = update(own, self._memories)
+            _copy(left.memories, self._memories)
+            self._left = left
+
+        self._repeat = record(work)
+
+    def repeat(self, batch: Batch, memories: list[Memory | None]) -> Update:
+        """Make the update again."""
+        self._load(batch, memories)
+        self._repeat()
+        assert self._left is not None
+        return self._left._replace(memories=self._memories)
+
+    def _load(self, batch: Batch, memories: list[Memory | None]) -> None:
+        own = (self._input_BT, self._target_BT, self._since_BT)
+        for place, given in zip(own, batch, strict=True):
+            if place is not None and given is not None:
+                if place.is_cuda and not given.is_cuda:
+                    given = given.pin_memory()  # or the copy waits
+                place.copy_(given, non_blocking=True)
+        if memories is not self._memories:
+            _copy(memories, self._memories)
+
+
+def _copy(memories: list[Memory | None], into: list[Memory | None]) -> None:
+    for memory, place in zip(memories, into, strict=True):
+        assert memory is not None
+        assert place is not None
+        given = memory.named()
+        for name, tensor in place.named().items():
+            tensor.copy_(given[name])
+
+
+def _shapes(batch: Batch, memories: list[Memory | None]) -> list[torch.Size] | None:
+    """Of all that an update reads; None while there is no memory."""
+    tensors = [x for x in batch if x is not None]
+    for memory in memories:
+        if memory is None:
+            return None
+        tensors += memory.named().values()
+    return [x.shape for x in tensors]
