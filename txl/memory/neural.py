@@ -253,9 +253,10 @@ def _shares(forget_BNL: Tensor, momentum_BNL: Tensor, rate_BNL: Tensor) -> tuple
     # of an update by this token, and by it and all later ones
     kept_BNL = F.pad(left_BNL[..., 1:], (0, 1), value=1.0)
     reach_BNL = _summed_from_right(kept_BNL, next_BNL)
-    later_BNL = F.pad(_product_from_right(momentum_BNL)[..., 1:], (0, 1), value=1.0)
+    products_BNL = _product_from_right(momentum_BNL)
+    later_BNL = F.pad(products_BNL[..., 1:], (0, 1), value=1.0)
     first = momentum_BNL[..., 0] * reach_BNL[..., 0]
-    whole = momentum_BNL.prod(-1)
+    whole = products_BNL[..., 0]
     return (
         _Shares(reach_BNL * rate_BNL, first[..., None, None], left_BNL[..., 0, None, None]),
         _Shares(rate_BNL * later_BNL, whole[..., None, None], 0),
@@ -263,8 +264,8 @@ def _shares(forget_BNL: Tensor, momentum_BNL: Tensor, rate_BNL: Tensor) -> tuple
 
 
 def _product_from_right(x: Tensor) -> Tensor:
-    """x_t x_(t+1) ... x_L, in a step for each doubling of what is multiplied: `cumprod` would wait
-    for a GPU in its derivative, which divides by x.
+    """x_t x_(t+1) ... x_L, in a step for each doubling of what is multiplied: `cumprod` and `prod`
+    would wait for a GPU in their derivatives, which divide by x.
     """
     n = x.shape[-1]
     reach = 1

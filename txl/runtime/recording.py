@@ -21,6 +21,20 @@ def recorded(work: Callable[[], None]) -> Callable[[], None]:
             for the GPU.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    except RuntimeError as error:
+        # it still counts for the graph, and would refuse to count for anything else
+        generator.graphsafe_set_state(before)
+        raise RuntimeError(str(_first(error))) from error
     return graph.replay
+
+
+def _first(error: BaseException) -> BaseException:
+    """What happened first: what is raised at the end of a recording says that something has."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error

@@ -217,19 +217,21 @@ def _count_kept(
 ) -> int:
     compute_in_chunks(layer.ff, config.ff_chunk)
     device = layer.attn.v_net.weight.device
-    kept = dict[int, int]()
+    kept = dict[int, Tensor]()
     own = {_storage(p) for p in layer.parameters()}
 
     def count(x: Tensor) -> Tensor:
-        kept[_storage(x)] = x.untyped_storage().nbytes()
-        return x
+        # an output as it is would hold the operation that holds it, and neither would be freed
+        kept[_storage(x)] = x.detach()
+        return kept[_storage(x)]
 
     with autocast(device, dtype), torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
         state = run_layer(layer, model.config, context, n_stream, n_part=config.n_part)
     remembered = set()
     for tensor in Memory((state,)).named().values():
         remembered.add(_storage(tensor))
-    return sum(n for storage, n in kept.items() if storage not in own | remembered)
+    own |= remembered
+    return sum(x.untyped_storage().nbytes() for storage, x in kept.items() if storage not in own)
 
 
 def run_layer(
