@@ -58,7 +58,8 @@ REPEATED: list[dict[str, Any]] = [
     {"optim": "muon", "pre_lnorm": True},
     {"div_val": 2, "tie_projs": (), "softmax_bias": False},
     {"memory": "compressive"},
-    {"memory": "infini"},
+    {"memory": "infini", "memory_parts": 4},
+    {"memory": "neural", "memory_parts": 4},
 ]
 
 
@@ -134,6 +135,8 @@ def model_checks(device: str) -> Iterator[Check]:
     for changes in REPEATED:
         find = lambda c=changes: models.repeated_errors(whole, **c)  # noqa: E731
         yield Check(f"repeated {_named(changes)}", "float32", find, 1e-4)
+    dropping = dataclasses.replace(whole, dropout=0.2)
+    yield Check("repeated dropout", "float32", lambda: models.repeated_dropout_errors(dropping), 0)
     if device == "cuda":
         dropping = dataclasses.replace(half, dropout=0.1, dropatt=0.1)
         # embedding's backward has a way for over 3,072

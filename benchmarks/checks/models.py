@@ -171,7 +171,9 @@ def step_errors(shape: Shape, **changes: Any) -> Errors:
     return {"nats": error(nats[1], nats[0])}
 
 
-def repeated_errors(shape: Shape, *, optim: str = "adam", **changes: Any) -> Errors:
+def repeated_errors(
+    shape: Shape, *, optim: str = "adam", memory_parts: int = 1, **changes: Any
+) -> Errors:
     """Of the nats of eight training steps, of which the last five repeat a recording, against those of steps that are
     made one by one.
 
@@ -180,7 +182,8 @@ def repeated_errors(shape: Shape, *, optim: str = "adam", **changes: Any) -> Err
     """
     nats = []
     for record in (None, (lambda work: work) if shape.device == "cpu" else recorded):
-        state = state_of(varied(shape, **changes).to(shape.device), shape, optim=optim)
+        model = varied(shape, **changes).to(shape.device)
+        state = state_of(model, shape, optim=optim, memory_parts=memory_parts)
         if record is not None:
             state.repeat_update(record)
         text = segments(shape)
@@ -189,6 +192,22 @@ def repeated_errors(shape: Shape, *, optim: str = "adam", **changes: Any) -> Err
     if state.update.failed:
         raise RuntimeError("no CUDA graph could be recorded")
     return {"nats": error(nats[1], nats[0])}
+
+
+def repeated_dropout_errors(shape: Shape) -> Errors:
+    """1 if two updates that repeat a recording drop the same elements: of two that read the same, at a rate of 0."""
+    shape = dataclasses.replace(shape, mem_len=0)
+    state = state_of(varied(shape).to(shape.device), shape)
+    state.repeat_update((lambda work: work) if shape.device == "cpu" else recorded)
+    batch = next(segments(shape))
+    nats = []
+    with mock.patch.object(state.optimizers, "set_learning_rate"):
+        for _ in range(6):
+            nats.append(state.step(*batch).clone())
+    assert isinstance(state.update, RepeatedUpdate)
+    if state.update.failed:
+        raise RuntimeError("no CUDA graph could be recorded")
+    return {"alike": float(torch.equal(nats[-1], nats[-2]))}
 
 
 def waiting_errors(shape: Shape, **changes: Any) -> Errors:

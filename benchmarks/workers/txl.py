@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -110,17 +111,17 @@ def training_state(shape: Shape) -> TrainState:
     return state_of(model_of(shape), shape)
 
 
-def state_of(model: TransformerXL, shape: Shape, *, optim: str = "adam") -> TrainState:
-    """The initial state of a training run of this model."""
+def state_of(model: TransformerXL, shape: Shape, **settings: Any) -> TrainState:
+    """The initial state of a training run of this model, with settings that shapes do not have."""
     config = TrainConfig(
         batch_size=shape.batch_size,
-        optim=optim,
         dropout=shape.dropout,
         dropatt=shape.dropatt,
         dtype=shape.dtype,
         compile=shape.compile,
         cuda_graph=shape.cuda_graph,
         attn_impl=shape.attn_impl,
+        **settings,
     )
     return TrainState(
         model.train(), config, context_of(shape), Ranks(0, 1, torch.device(shape.device))

@@ -15,6 +15,7 @@ from benchmarks.checks.errors import LIMITS, Check
 from benchmarks.gpu_check import checked, model_checks, operator_checks
 from benchmarks.peers import write_as_found
 from txl.ops import dropout, linear_cross_entropy
+from txl.training.repeated import RepeatedUpdate
 
 pytestmark = pytest.mark.slow
 
@@ -78,11 +79,24 @@ def test_a_slope_is_seen_by_its_difference_quotient(monkeypatch: pytest.MonkeyPa
     assert models.compiled_dropout_errors(shape)["slope"] > 0.02
 
 
-@pytest.mark.parametrize("word", ["rotary hidden", "step default", "decoding"])
+@pytest.mark.parametrize("word", ["rotary hidden", "step default", "repeated", "decoding"])
 def test_models_on_a_cpu_are_right(word: str) -> None:
     rows = list(checked([check for check in model_checks("cpu") if word in check.name]))
     assert rows
     assert all(row["right"] for row in rows)
+
+
+def test_masks_that_are_dropped_again_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = dataclasses.replace(models.TINY, dropout=0.2)
+    assert models.repeated_dropout_errors(shape) == {"alike": 0}
+    right = RepeatedUpdate.__call__
+
+    def from_one_seed(self: RepeatedUpdate, *given: Any) -> Any:
+        torch.manual_seed(3)
+        return right(self, *given)
+
+    monkeypatch.setattr(RepeatedUpdate, "__call__", from_one_seed)
+    assert models.repeated_dropout_errors(shape) == {"alike": 1}
 
 
 def test_the_head_on_a_cpu_is_right_and_a_wrong_gradient_is_seen(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,23 @@ def test_an_estimate_leaves_random_numbers_and_the_model_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.training
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_what_was_run_for_an_estimate_is_freed() -> None:
+    """Else a layer's activations stay for the whole training, and a recording has gradients of another stream."""
+    model = TransformerXL(SHAPE, dropout=0.1)
+    q_net = model.layers[0].attn.q_net
+
+    def of_gradient() -> dict[str, Any]:
+        """Notes of the operation that takes the gradient of a weight, gone with the last graph that has it."""
+        return q_net.weight.view_as(q_net.weight).grad_fn.next_functions[0][0].metadata
+
+    noted: list[None] = []
+    q_net.register_forward_hook(lambda *_: noted.append(of_gradient().update(seen=True)))
+    config = TrainConfig(batch_size=4)
+    estimate.training_bytes(model, config, Context(tgt_len=4, mem_len=4), CPU, torch.float32)
+    assert noted
+    assert not of_gradient()
 
 
 @torch.no_grad()

@@ -11,6 +11,8 @@ import torch
 from tests.training.runs import ADAPTIVE, N_TOKEN, SHAPE, Run, config
 from txl import Context
 from txl.config import UsageError
+from txl.ops import linear_cross_entropy
+from txl.runtime.recording import _first
 from txl.training import optimizers
 from txl.training.optim import Optimizers
 from txl.training.repeated import RepeatedUpdate
@@ -96,6 +98,28 @@ def test_repeated_updates_are_those_made_one_by_one(
     assert recorder.n_repeated >= 8
     torch.testing.assert_close(run.losses, plain.losses, rtol=0, atol=1e-8)
     torch.testing.assert_close(run.weights(), plain.weights(), rtol=0, atol=1e-8)
+
+
+def test_a_head_in_chunks_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the words of a cluster some do not count, so that gradients cannot be made with the loss."""
+    plain = a_run().begin().trained()
+    monkeypatch.setattr(linear_cross_entropy, "BUDGET", {"cpu": 50})
+    run = repeated(a_run().begin(), Recorder()).trained()
+    torch.testing.assert_close(run.weights(), plain.weights(), rtol=0, atol=1e-8)
+
+
+def test_what_happened_first_is_said() -> None:
+    """The end of a recording says only that something has happened in it."""
+
+    def record() -> None:
+        try:
+            raise ValueError("this waits for the GPU")
+        finally:
+            raise RuntimeError("a previous error during capture")
+
+    with pytest.raises(RuntimeError) as raised:
+        record()
+    assert str(_first(raised.value)) == "this waits for the GPU"
 
 
 def test_a_repeated_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
