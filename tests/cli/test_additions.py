@@ -24,6 +24,8 @@ SWITCHES = {
     "dynamic rms": RMS,
     "cache": "--cache_size 30",
     "cache + knn": f"--cache_size 30 {STORE}",
+    "memory shuffled beyond 4": "--disturb shuffle --disturb_beyond 4",
+    "memory exchanged beyond 0": "--disturb exchange",
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from txl.checkpoint import MemoryUse, ModelUse, OneModel, ReadsOn
 from txl.config import LENGTH, Context, option, require
+from txl.evaluation.test_time.disturbed import DisturbConfig
 from txl.evaluation.test_time.dynamic import DynamicConfig
 from txl.evaluation.test_time.knn import KnnConfig
 from txl.evaluation.test_time.mixture import CacheConfig
@@ -215,7 +216,7 @@ class ReclConfig(Lengths):
         return tuple(range(self.recl_step, self.recl_longest + 1, self.recl_step))
 
 
-ADDED = (DynamicConfig, CacheConfig, KnnConfig)
+ADDED = (DynamicConfig, CacheConfig, KnnConfig, DisturbConfig)
 """Of test-time methods."""
 EVAL = (EvalConfig, MemoryUse, *ADDED)
 SCORE = (ScoreConfig, MemoryUse, *ADDED)

@@ -147,6 +147,11 @@ class KeyValue:
             changed.extra[name][index_R] = x.masked_fill(~x.isfinite(), 0)
         return changed, was_bad_B
 
+    def replaced(self, kv_2BNMH: Tensor) -> "KeyValue":
+        """These keys and values in place of its own, which stay as they are."""
+        length = kv_2BNMH.shape[3]
+        return KeyValue(kv_2BNMH, 0, length, [length], self.extra)
+
     def between(self, begin: int, end: int) -> "KeyValue":
         """The keys from `begin` to `end`, exclusive, relative to the first one here."""
         if self._home is not None:
