@@ -199,6 +199,17 @@ def test_columns_without_a_figure_are_left_out_unless_they_are_asked_for(here: P
     assert table_of("beside", study, asked).header == ["", "detectable"]
 
 
+def test_a_row_has_its_loss_and_where_it_is_from(here: Path) -> None:
+    runs = STUDY["runs"] | {"a": [a_run(1, 100.0, source="text 12ab, code 3f", processor="x")]}
+    again = a_run(2, 104.0, source="text 12ab, code 4e", processor="x")
+    runs["a"].append(again)
+    Path("study.json").write_text(json.dumps(STUDY | {"runs": runs}))
+    asked = 'of = "test"\nrows = ["a"]\ncolumns = ["nats", "code", "processor"]'
+    table = table_of("beside", Figures(Path("study.json")), asked)
+    assert table.header == ["", "nats per token", "commit", "processor"]
+    assert table.rows == [["a", "1.020 ± 0.028", "3f; 4e", "x"]]
+
+
 def test_lengths_that_were_chosen_stand_once_if_they_are_alike(here: Path) -> None:
     runs = {
         "a": [a_run(1, 1.0, chosen={"best": 64}), a_run(2, 1.0, chosen={"best": 64})],

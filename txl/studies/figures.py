@@ -93,6 +93,16 @@ class Figures:
         require(bool(found), f"{self.path}: {row!r}: no column {column!r}; there are {there}")
         return found
 
+    def origins(self, row: str, kind: str) -> list[str]:
+        """The commits (`code`) or processors of a row's trainings, each once."""
+        found = {}
+        for run in self.runs(row):
+            if kind == "processor":
+                found[run["processor"]] = None
+            else:
+                found[run["source"].rpartition(f"{kind} ")[2]] = None
+        return list(found)
+
     def mean(self, row: str, column: str) -> float:
         """The study's metric, over the seeds."""
         return mean_and_spread(self.each(row, column))[0]

@@ -27,9 +27,9 @@ class Asked:
     Attributes:
         rows: of the study, or contrasts; of `plain` the paths of lists (`rows`, `clamped.rows`).
             Empty: all.
-        columns: evaluations, costs, `seeds`, parts of a comparison; of `plain` fields. Empty: those
-            of the kind.
-        of: the column of comparisons with the baseline, and of distances.
+        columns: evaluations, costs, `seeds`, `nats`, `code`, `processor`, parts of a comparison; of
+            `plain` fields. Empty: those of the kind.
+        of: the column of comparisons with the baseline, of `nats` and of distances.
         contrast: the name of a row's contrast, with {row} in it; empty: the baseline is compared.
         against: rows that `distances` are less than, by row, or one for all.
         edges: of `distances`, where ranges begin.
@@ -108,10 +108,14 @@ HEADS = {
     "p_holm": "p (Holm)",
     "detectable": "detectable",
     "verdict": "verdict",
+    "nats": "nats per token",
+    "code": "commit",
+    "processor": "processor",
 }
 """What columns are called that are no evaluations."""
 _COMPARED = ("difference", "interval", "p", "p_holm", "detectable", "verdict")
 _CHOSEN = "chosen, "
+_FROM = ("code", "processor")
 
 
 def metric(figures: Figures, asked: Asked) -> Table:
@@ -167,6 +171,10 @@ def _cell(figures: Figures, asked: Asked, row: str, column: str) -> str:
         return f"{figures.seeds(row)}" + f" + {n_again} again" * bool(n_again)
     if column.startswith(_CHOSEN):
         return _chosen(figures, row, column.removeprefix(_CHOSEN))
+    if column == "nats":
+        return plus_minus(figures.each(row, asked.of, "nats"), asked.digits_of(column, 3))
+    if column in _FROM:
+        return "; ".join(figures.origins(row, column))
     if column in _COMPARED:
         return _compared(_comparison(figures, asked, row), column, asked)
     return _cost(figures, asked, row, column)

@@ -98,9 +98,15 @@ class Study:
         return self.own_seeds.get(variant, self.seeds)
 
     def evaluations_of(self, variant: str) -> dict[str, Flags]:
-        """The flags of each evaluation as a variant is read."""
+        """The flags of each evaluation as a variant is read, with the file of parts that it has."""
         own = self.own_flags.get(variant, {})
-        return {name: {**flags, **own.get(name, {})} for name, flags in self.evaluations.items()}
+        parts = {}
+        if "plugin" in self.variants[variant]:
+            parts["plugin"] = self.variants[variant]["plugin"]
+        found = {}
+        for name, flags in self.evaluations.items():
+            found[name] = {**flags, **own.get(name, {}), **parts}
+        return found
 
 
 def evaluation_of(column: str, evaluations: Iterable[str], best: Mapping[str, str]) -> str | None:

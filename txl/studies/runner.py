@@ -27,6 +27,7 @@ from txl.evaluation.config import EVAL, SCORE
 from txl.evaluation.conventions import DEALING
 from txl.evaluation.report import write_json
 from txl.files import not_through_a_link, require_no_link
+from txl.plugins import plugin
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
 from txl.runtime.records import read_json, read_json_lines
@@ -105,7 +106,12 @@ class Programs(StopRequest):
 
 
 def require_flags(study: Study) -> None:
-    """Raise `UsageError` if train.py or eval.py would refuse a flag of the study."""
+    """Raise `UsageError` if train.py or eval.py would refuse a flag of the study. Files that define
+    parts of its rows (`plugin`) are run.
+    """
+    for flags in study.variants.values():
+        if "plugin" in flags:
+            plugin(str(flags["plugin"]))
     lines: list[Any] = []
     for name, flags in study.variants.items():
         lines.append((f"runs: {name}", flags, TRAINING))
