@@ -266,7 +266,7 @@ BOUNDS = {
     "at least 0 and below 2^32": "seed split_seed",
     "at least 0 and below 2^63": (
         "warmup_step patience sample_length attn_keep_mib ff_chunk redraw_interval draw_mem_len min_freq top_k lines "
-        "cache_size no_repeat_ngram_size"
+        "cache_size disturb_beyond no_repeat_ngram_size"
     ),
     "at least 0 and finite": (
         "layer_norm_epsilon span_loss weight_decay clip eta_min lr_min init_range init_std proj_init_std temperature"

@@ -14,14 +14,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.ops.linear_cross_entropy import linear_cross_entropy, whole
-from txl.ops.lookup import (
-    Members,
-    check_ids,
-    classes_and_members,
-    look_up,
-    members,
-    to_device,
-)
+from txl.ops.lookup import Members, check_ids, classes_and_members, look_up, members, to_device
 from txl.ops.numbers import at_least_float32, is_autocast_on, widened
 
 
@@ -34,13 +27,7 @@ class AdaptiveEmbedding(nn.Module):
 
     With div_val 1 all clusters share one table, projected only if d_embed differs from d_model;
     with a larger div_val each cluster has a table and a projection.
-
-    Attributes:
-        all_in_each: in training each cluster computes all words, so that shapes do not depend on
-            them, as a CUDA graph asks for.
     """
-
-    all_in_each = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -77,15 +64,11 @@ class AdaptiveEmbedding(nn.Module):
         return h_BTD * self.scale
 
     def _by_cluster(self, token_L: Tensor, tables: list[Tensor] | None) -> Tensor:
-        fixed = self.all_in_each and self.training
-        found = members(token_L, self.sizes, self.projs[0].device, all_in_each=fixed)
-        parts = zip(found.place_P.split(found.lengths), self.tables, self.projs, strict=True)
+        found = members(token_L, self.sizes, self.projs[0].device)
+        parts = zip(found.places(), self.tables, self.projs, strict=True)
         # empty clusters are computed with zero rows, so that their weights get a gradient
         row_LD = torch.cat([F.linear(look_up(p, table, tables), proj) for p, table, proj in parts])
-        h_LD = self.projs[0].new_zeros(len(token_L), row_LD.shape[1])
-        if fixed:
-            return h_LD.index_add(0, found.order_P, found.own(row_LD).to(h_LD.dtype))
-        return h_LD.index_copy(0, found.order_P, row_LD.to(h_LD.dtype))
+        return found.in_order(row_LD.to(self.projs[0].dtype), len(token_L))
 
 
 class Cluster(NamedTuple):
@@ -104,10 +87,7 @@ class AdaptiveSoftmax(nn.Module):
     head's classes are the shortlist and an entry per tail cluster, all with the shortlist's width.
     Differs from kimiyoung/transformer-xl: `cluster_weight` row c belongs to tail cluster c (there
     to cluster C - c), and nats come in the order of the tokens (there sorted by cluster).
-    `all_in_each`: see `AdaptiveEmbedding`.
     """
-
-    all_in_each = False
 
     def __init__(self, config: ModelConfig, embedding: AdaptiveEmbedding) -> None:
         super().__init__()
@@ -145,25 +125,20 @@ class AdaptiveSoftmax(nn.Module):
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
-        (head, *tails), tail = self.by_cluster(hidden, target, tables)
-        nll_L = linear_cross_entropy(*head, same_weight=same_weight)
-        # the weight of a word that is another cluster's is 0
-        alike = same_weight and tail.is_own_P is None
-        losses = [linear_cross_entropy(*cluster, same_weight=alike) for cluster in tails]
-        if self.n_tail:
-            nll_L = nll_L.index_add(0, tail.order_P, tail.own(torch.cat(losses)))
-        return nll_L.view(target.shape)
+        clusters, tail = self.by_cluster(hidden, target, tables)
+        alike = same_weight and tail.all_count
+        nll_L, *of_tail = [
+            linear_cross_entropy(*cluster, same_weight=alike) for cluster in clusters
+        ]
+        return tail.added(nll_L, of_tail).view(target.shape)
 
     def by_cluster(
         self, hidden: Tensor, target: Tensor, tables: Sequence[Tensor] | None = None
     ) -> tuple[list[Cluster], Members]:
         """The head with all tokens, then the tail clusters; and the tail's tokens."""
         check_ids(target, self.n_token)
-        fixed = self.all_in_each and self.training
-        class_L, tail = classes_and_members(
-            target.flatten(), self.sizes, hidden.device, all_in_each=fixed
-        )
-        targets = [class_L, *tail.place_P.split(tail.lengths)]
+        class_L, tail = classes_and_members(target.flatten(), self.sizes, hidden.device)
+        targets = [class_L, *tail.places()]
         hiddens = [hidden.flatten(0, -2)]
         if self.n_tail:
             hiddens += hiddens[0].index_select(0, tail.order_P).split(tail.lengths)

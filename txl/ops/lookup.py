@@ -1,6 +1,8 @@
 """Words by their ids: the rows of tables, and which ids are in which cluster of a vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -48,24 +50,52 @@ class Members(NamedTuple):
     lengths: list[int]
     is_own_P: Tensor | None = None
 
-    def own(self, x_PX: Tensor) -> Tensor:
-        """What was computed for the ids, (P,) or (P, X), with zeros for those that do not count."""
+    @property
+    def all_count(self) -> bool:
+        """False if there are ids of other clusters."""
+        return self.is_own_P is None
+
+    def places(self) -> tuple[Tensor, ...]:
+        """The indices of each cluster's ids."""
+        return self.place_P.split(self.lengths)
+
+    def in_order(self, row_PD: Tensor, n_id: int) -> Tensor:
+        """What was computed for the ids, as these stand in the text, (n_id, D)."""
+        h_LD = row_PD.new_zeros(n_id, row_PD.shape[1])
         if self.is_own_P is None:
-            return x_PX
-        return x_PX.where(self.is_own_P.view(-1, *[1] * (x_PX.dim() - 1)), 0)
+            return h_LD.index_copy(0, self.order_P, row_PD)
+        return h_LD.index_add(0, self.order_P, row_PD.where(self.is_own_P[:, None], 0))
+
+    def added(self, x_L: Tensor, of_clusters: Sequence[Tensor]) -> Tensor:
+        """x, with what was computed for each cluster's ids added where they stand in the text."""
+        if not of_clusters:
+            return x_L
+        more_P = torch.cat([*of_clusters])
+        if self.is_own_P is not None:
+            more_P = more_P.where(self.is_own_P, 0)
+        return x_L.index_add(0, self.order_P, more_P)
 
 
-def members(
-    id_L: Tensor, sizes: Sequence[int], device: torch.device, *, all_in_each: bool = False
-) -> Members:
-    """The ids of the clusters of these sizes.
+_all_in_each_cluster = ContextVar("all_in_each_cluster", default=False)
 
-    Args:
-        all_in_each: each cluster has all ids, so that shapes do not depend on them; those of others
-            do not count. Else it synchronises if the ids are on a GPU; of ids on the CPU one copy
-            is made.
+
+@contextmanager
+def shapes_for_any_ids() -> Iterator[None]:
+    """Inside, each cluster gets all ids, of which those of others do not count, so that no shape
+    depends on the ids, and nothing waits for a device that they are on.
     """
-    if all_in_each:
+    before = _all_in_each_cluster.set(True)
+    try:
+        yield
+    finally:
+        _all_in_each_cluster.reset(before)
+
+
+def members(id_L: Tensor, sizes: Sequence[int], device: torch.device) -> Members:
+    """The ids of the clusters of these sizes. Synchronises if the ids are on a GPU, but inside
+    `shapes_for_any_ids`; of ids on the CPU one copy is made.
+    """
+    if _all_in_each_cluster.get():
         return _all_in_each(to_device(id_L, device), sizes, 0)
     orders, places = _by_cluster(id_L, sizes, 0)
     lengths = [*map(len, orders)]
@@ -74,13 +104,13 @@ def members(
 
 
 def classes_and_members(
-    id_L: Tensor, sizes: Sequence[int], device: torch.device, *, all_in_each: bool = False
+    id_L: Tensor, sizes: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Members]:
     """The class of each id in the head of an adaptive softmax, (L,), which has the words of the
-    first cluster and an entry for each other one; and the ids of these others. `all_in_each`,
-    copies and synchronisation as in `members`.
+    first cluster and an entry for each other one; and the ids of these others. Copies and
+    synchronises as `members`.
     """
-    if all_in_each:
+    if _all_in_each_cluster.get():
         id_L = to_device(id_L, device)
         return _classes(id_L, sizes), _all_in_each(id_L, sizes[1:], sizes[0])
     class_L = id_L.to(torch.int64, copy=True)

@@ -92,6 +92,4 @@ def smoothing(softmax: AdaptiveSoftmax, hidden: Tensor, target: Tensor) -> Tenso
         apart_LE = F.embedding(column_L, weight_CE) - weight_CE.mean(0)
         gaps.append((hidden_LE * apart_LE).sum(-1) + bias_C[column_L] - bias_C.mean())
     head_L, *tails = gaps
-    if softmax.n_tail:
-        head_L = head_L.index_add(0, tail.order_P, tail.own(torch.cat(tails)))
-    return head_L.view(target.shape)
+    return tail.added(head_L, tails).view(target.shape)

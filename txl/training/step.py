@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -17,6 +17,7 @@ from txl.config import Context, require
 from txl.model.autocast import autocast, dtype_on
 from txl.model.streams import Memory, chunks, joined, swapped_out
 from txl.model.transformer import TransformerXL
+from txl.ops.lookup import shapes_for_any_ids
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
 from txl.runtime.recording import Record, recorded
@@ -124,6 +125,8 @@ class TrainState:
             and self.scaler is None
             and self.optimizers.can_skip_on_device
         )
+        self.shapes: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Within which losses are computed."""
         self.update: Callable[[Batch, list[Memory | None]], Update] = self._update
         if config.cuda_graph:
             on_gpu = ranks.device.type == "cuda"
@@ -145,7 +148,7 @@ class TrainState:
         # on a CPU too, where tests repeat updates
         self.checks_later = self.optimizers.can_skip_on_device
         self.optimizers.move_rate_to(self.ranks.device)
-        self.model.word_emb.all_in_each = self.model.softmax.all_in_each = True
+        self.shapes = shapes_for_any_ids
         n_token = self.model.config.n_token
         self.update = RepeatedUpdate(self._update, self.ranks.device, n_token, record)
 
@@ -345,7 +348,7 @@ class TrainState:
             ):
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
-                with autocast(self.ranks.device, self.dtype):
+                with autocast(self.ranks.device, self.dtype), self.shapes():
                     loss_BT, nll_BT, memory, of_memory = nats(
                         input_part, target_part, memory, context, since_part
                     )
