@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from txl.config import UsageError
 from txl.model.streams import Memory
 from txl.ops.lookup import check_ids
-from txl.runtime.log import print_line
 from txl.runtime.recording import Record, recorded
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
@@ -56,11 +56,9 @@ class RepeatedUpdate:
         self._record = record
         self._last_shapes: list[torch.Size] | None = None
         self._recording: _Recording | None = None
-        self.failed = False
-        """True once the update could not be recorded."""
 
     def __call__(self, batch: Batch, memories: list[Memory | None]) -> Update:
-        """Make one update."""
+        """Make one update. Raises `UsageError` if it cannot be recorded."""
         shapes = _shapes(batch, memories)
         if self._recording is None and self._is_settled(shapes):
             self._recording = self._recorded(batch, memories)
@@ -73,15 +71,16 @@ class RepeatedUpdate:
 
     def _is_settled(self, shapes: list[torch.Size] | None) -> bool:
         """True if the last update had these shapes, and left memories of the same."""
-        return shapes is not None and shapes == self._last_shapes and not self.failed
+        return shapes is not None and shapes == self._last_shapes
 
-    def _recorded(self, batch: Batch, memories: list[Memory | None]) -> "_Recording | None":
+    def _recorded(self, batch: Batch, memories: list[Memory | None]) -> "_Recording":
         try:
             return _Recording(self._update, batch, memories, self._device, self._record)
         except RuntimeError as error:  # a layer may have operations that a graph cannot hold
-            self.failed = True
-            print_line(f"| no CUDA graph, going on without: {str(error).splitlines()[0]}")
-            return None
+            why = str(error).splitlines()[0]
+            raise UsageError(
+                f"--cuda_graph: an update cannot be recorded ({why}); drop it"
+            ) from None
 
 
 class _Recording:

@@ -145,6 +145,12 @@ class TrainState:
             f"--cuda_graph: --optim {self.config.optim} counts its updates on the host, which a"
             " graph does not; use adam, adamw, sgd or muon",
         )
+        for layer in self.model.layers:
+            require(
+                layer.memory.traits.keeps_places,
+                f"--cuda_graph: how much --memory {self.model.config.memory} keeps depends on what"
+                " it reads, which no graph can hold; drop one of them",
+            )
         # on a CPU too, where tests repeat updates
         self.checks_later = self.optimizers.can_skip_on_device
         self.optimizers.move_rate_to(self.ranks.device)
