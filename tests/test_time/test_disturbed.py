@@ -113,6 +113,11 @@ def test_what_cannot_be_disturbed_is_refused(
         prepared(additions, model, None, CONTEXT, batch_size=batch_size, ranks=ALONE)
 
 
+def test_a_text_that_is_too_short_for_two_streams_is_refused() -> None:
+    with pytest.raises(UsageError, match="there is no other stream"):
+        nats(build("plain").eval(), {"disturb": "exchange"}, text(1))
+
+
 def test_it_is_asked_of_the_model_alone() -> None:
     shuffled = DisturbConfig(disturb="shuffle", disturb_beyond=7)
     assert Additions(disturb=shuffled).name == "memory shuffled beyond 7"

@@ -176,8 +176,10 @@ def test_settings_of_which_no_two_updates_are_alike_are_refused(
 def test_where_it_cannot_be_is_said() -> None:
     with pytest.raises(UsageError, match="--cuda_graph: the device is cpu; drop it"):
         a_run(cuda_graph=True).begin()
-    with pytest.raises(UsageError, match="--optim lamb counts its updates on the host"):
+    with pytest.raises(UsageError, match="--optim lamb does not say that"):
         a_run(optim="lamb").begin().state.repeat_update(Recorder())
+    with pytest.raises(UsageError, match="--optim adagrad does not say that"):
+        a_run(optim="adagrad").begin().state.repeat_update(Recorder())
     with pytest.raises(UsageError, match="how much --memory expire_span keeps depends on what it"):
         a_run({"memory": "expire_span"}).begin().state.repeat_update(Recorder())
 

@@ -142,8 +142,8 @@ class TrainState:
         )
         require(
             self.optimizers.reads_device,
-            f"--cuda_graph: --optim {self.config.optim} counts its updates on the host, which a"
-            " graph does not; use adam, adamw, sgd or muon",
+            f"--cuda_graph: --optim {self.config.optim} does not say that it finds its rate and its"
+            " counts on the device (`reads_device`); use adam, adamw, sgd or muon",
         )
         for layer in self.model.layers:
             require(

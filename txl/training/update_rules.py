@@ -28,7 +28,7 @@ class UpdateRule:
     skips_on_device: ClassVar[bool] = False
     """A number `found_inf` on the device makes its step change nothing, of weights that are not in
     shards; those that are `fused` can do so always."""
-    reads_device: ClassVar[bool] = True
+    reads_device: ClassVar[bool] = False
     """Its step finds on the device all that changes from step to step, rate and counts, so that a
     CUDA graph can repeat it."""
     not_in_shards: ClassVar[str] = ""
@@ -63,6 +63,8 @@ def rule_of(config: TrainConfig) -> UpdateRule:
 
 class Adam(UpdateRule):
     """Source: Kingma & Ba 2015; the decay is added to the gradient."""
+
+    reads_device = True
 
     @dataclass(frozen=True, kw_only=True)
     class Settings(Checked):
@@ -107,7 +109,7 @@ class LAMB(Adam):
     """See `Lamb`."""
 
     skips_on_device = True
-    reads_device = False
+    reads_device = False  # its count is on the host
     default_epsilon = 1e-6
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -119,6 +121,8 @@ class SGD(UpdateRule):
 
     Source: Sutskever et al. 2013.
     """
+
+    reads_device = True
 
     @dataclass(frozen=True, kw_only=True)
     class Settings(Checked):
@@ -143,8 +147,6 @@ class SGD(UpdateRule):
 class Adagrad(UpdateRule):
     """Source: Duchi et al. 2011, diagonal."""
 
-    reads_device = False
-
     def kept(self) -> tuple[str, ...]:
         return ("step", "sum")
 
@@ -167,6 +169,7 @@ class MuonAndAdamW(UpdateRule):
         )
 
     skips_on_device = True
+    reads_device = True
     not_in_shards = "orthogonalises whole matrices, which no process holds; use adamw or lamb"
 
     def kept(self) -> tuple[str, ...]:

@@ -61,7 +61,10 @@ class DisturbedMemory(Frozen):
         self._draw = torch.Generator()
 
     def fresh_memory(self, batch_size: int) -> Any:
-        """See `Frozen.fresh_memory`. Each text is disturbed alike."""
+        """See `Frozen.fresh_memory`. Each text is disturbed alike. Raises `UsageError` if there is
+        no other stream.
+        """
+        require_streams(self.config, batch_size)
         self._draw.manual_seed(0)
         return super().fresh_memory(batch_size)
 
@@ -109,7 +112,15 @@ def require_disturbs(model: TransformerXL, config: DisturbConfig, batch_size: in
         f"--disturb {config.disturb}: changes the states of --memory fifo, and the memory is"
         f" {memory}; drop it",
     )
+    require_streams(config, batch_size)
+
+
+def require_streams(config: DisturbConfig, n_stream: int) -> None:
+    """Raise `UsageError` if there is no other stream to exchange with; a short text may have fewer
+    than were asked for.
+    """
     require(
-        config.disturb != "exchange" or batch_size > 1,
-        "--disturb exchange: there is no other stream; give --batch_size of at least 2",
+        config.disturb != "exchange" or n_stream > 1,
+        "--disturb exchange: there is no other stream; give --batch_size of at least 2, and a text"
+        " that is long enough for it",
     )
