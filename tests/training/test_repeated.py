@@ -107,6 +107,26 @@ def test_a_head_in_chunks_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(run.weights(), plain.weights(), rtol=0, atol=1e-8)
 
 
+def test_where_documents_begin_may_differ_from_update_to_update() -> None:
+    draw = torch.Generator().manual_seed(4)
+    text = torch.randint(0, N_TOKEN, (4, 49), generator=draw)
+    length = torch.randint(0, 20, (4, 48), generator=draw)
+    found = []
+    for record in (None, Recorder()):
+        state = a_run().begin().state
+        if record is not None:
+            state.repeat_update(record)
+        losses = []
+        for begin in range(0, 48, 6):
+            end = begin + 6
+            batch = (text[:, begin:end], text[:, begin + 1 : end + 1], length[:, begin:end])
+            losses.append(state.step(*batch).clone())
+        found.append(torch.stack(losses))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-8)
+    assert record is not None
+    assert record.n_repeated == 5
+
+
 def test_what_happened_first_is_said() -> None:
     """The end of a recording says only that something has happened in it."""
 
