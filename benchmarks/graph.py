@@ -29,8 +29,6 @@ MODEL = ModelConfig(
 )  # fmt: skip
 CONTEXT = Context(tgt_len=64, mem_len=192)
 RECIPE: dict[str, Any] = {"optim": "muon", "lr": 0.005, "weight_decay": 0.1, "dropout": 0.1}
-FIRST = 40
-"""Updates that are not counted: the memory fills, kernels are compiled, the graph is recorded."""
 CASES = (
     {"dtype": "float32", "batch_size": 16, "cuda_graph": False},
     {"dtype": "float32", "batch_size": 16, "cuda_graph": True},
@@ -59,15 +57,15 @@ def batches(n: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield ids[:, begin:end], ids[:, begin + 1 : end + 1]
 
 
-def measured(device: torch.device, n_update: int) -> Iterator[dict[str, Any]]:
+def measured(device: torch.device, n_first: int, n_update: int) -> Iterator[dict[str, Any]]:
     """One row per case."""
     for case in CASES:
         if case["cuda_graph"] and device.type != "cuda":
             continue
         state = state_of(case, device)
         start = time.perf_counter()
-        for i, batch in enumerate(batches(FIRST + n_update, case["batch_size"])):
-            if i == FIRST:
+        for i, batch in enumerate(batches(n_first + n_update, case["batch_size"])):
+            if i == n_first:
                 state.check()  # waits for the device
                 start = time.perf_counter()
             state.step(*batch)
@@ -83,11 +81,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument(
+        "--first",
+        type=positive,
+        default=40,
+        help="updates before them, in which the memory fills, kernels are compiled and the graph is recorded [40]",
+    )
     parser.add_argument("--updates", type=positive, default=100, help="counted for each row [100]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
     say_machine()
-    write_as_found(args.json, measured(torch.device(args.device), args.updates))
+    write_as_found(args.json, measured(torch.device(args.device), args.first, args.updates))
 
 
 if __name__ == "__main__":
