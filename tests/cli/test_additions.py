@@ -46,6 +46,31 @@ def test_the_plain_result_stands_beside_the_one_with_the_addition(here: Here, na
     assert any(line.endswith(f"  {name}") for line in lines)
 
 
+def test_what_a_disturbed_memory_costs_is_said(here: Here) -> None:
+    """Nats a token more than over the memory as it is, of both ways to cut the text."""
+    valid = Path("text/valid.txt")
+    valid.write_text(valid.read_text() * 40)
+    flags = "--disturb shuffle --disturb_beyond 2 --mem_len 4 12 --borders both"
+    result = here.result(f"eval --split valid {flags}")
+    rows = {(row["added"] != "", row["mem_len"], row["borders"]): row for row in result["rows"]}
+    assert len(result["costs"]) == 4
+    for cost, (mem_len, borders) in zip(
+        result["costs"], [(4, "cut"), (12, "cut"), (4, "aside"), (12, "aside")], strict=True
+    ):
+        disturbed = rows[True, mem_len, borders]["nats_per_token"]
+        lost = disturbed - rows[False, mem_len, borders]["nats_per_token"]
+        assert f"mem_len {mem_len}, memory shuffled beyond 2" in cost["reading"]
+        assert cost["nats"]["mean"] == pytest.approx(lost, abs=1e-5)
+        assert cost["nats"]["low"] <= cost["nats"]["mean"] <= cost["nats"]["high"]
+        assert cost["sentence"] in result["out"]
+
+
+def test_a_text_too_short_to_tell_what_a_disturbed_memory_costs(here: Here) -> None:
+    (cost,) = here.result("eval --split valid --disturb exchange --mem_len 40")["costs"]
+    assert cost["nats"] is None
+    assert "too short to tell" in cost["sentence"]
+
+
 def test_dynamic_evaluation_reads_one_stream_unless_told_otherwise(here: Here) -> None:
     streams = ("", "--batch_size 1", "--batch_size 2")
     default, one, two = (rows(here, f"--dynamic sgd {flags}")[1]["nats"] for flags in streams)

@@ -22,8 +22,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "sinusoid_input": {},
     "rotary": {"pre_lnorm": True},
     "same": {},
+    "alibi": {"memory": "sinks", "n_sink": 2},
 }
-"""Remembered as keys and values, as hidden states, as keys that are turned, and as outputs."""
+"""Remembered as keys and values, as hidden states, as keys that are turned, as outputs, and behind sinks."""
 
 
 def text(n_stream: int = 3) -> Tensor:
@@ -48,17 +49,18 @@ def by_hand(model: TransformerXL, settings: dict[str, Any], text_BL: Tensor) -> 
     memory, parts = model.empty_memory(len(text_BL)), []
     for begin in range(0, text_BL.shape[1] - 1, CONTEXT.tgt_len):
         piece_BT = text_BL[:, begin : begin + CONTEXT.tgt_len + 1]
-        n_old = max(0, memory.length - settings["disturb_beyond"])
-        order = torch.randperm(n_old, generator=draw).tolist()
+        n_sink = 2 if model.config.memory == "sinks" else 0
+        n_old = max(0, memory.length - n_sink - settings["disturb_beyond"])
+        order = torch.randperm(n_old, generator=draw).tolist() if n_old else []
         states = []
         for state in memory.states:
             x_BMD = state.hidden_BMD.clone()
             for b in range(len(x_BMD)):
                 for i in range(n_old):
                     if settings["disturb"] == "shuffle":
-                        x_BMD[b, i] = state.hidden_BMD[b, order[i]]
+                        x_BMD[b, n_sink + i] = state.hidden_BMD[b, n_sink + order[i]]
                     else:
-                        x_BMD[b, i] = state.hidden_BMD[b - 1, i]
+                        x_BMD[b, n_sink + i] = state.hidden_BMD[b - 1, n_sink + i]
             states.append(state._replace(hidden_BMD=x_BMD))
         read = (piece_BT[:, :-1], piece_BT[:, 1:])
         nll_BT, _ = model.nll(*read, Memory(tuple(states)), CONTEXT)
@@ -100,7 +102,12 @@ def test_a_text_is_disturbed_alike_each_time() -> None:
 @pytest.mark.parametrize(
     ("settings", "batch_size", "memory", "refusal"),
     [
-        ({"disturb": "shuffle"}, 3, "infini", "changes the states of --memory fifo, .* is infini"),
+        (
+            {"disturb": "shuffle"},
+            3,
+            "infini",
+            "changes the states of --memory fifo or sinks, .* is infini",
+        ),
         ({"disturb": "exchange"}, 1, "fifo", "there is no other stream; give --batch_size"),
     ],
 )

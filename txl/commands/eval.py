@@ -26,6 +26,7 @@ from txl.commands.scoring import (
 from txl.config import Context, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.evaluation.config import EVAL, EvalConfig, ReclConfig, ScoreConfig
+from txl.evaluation.cost import Cost, costs_of
 from txl.evaluation.gain import Gain, gains_of
 from txl.evaluation.measures.token_losses import write_losses
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
@@ -107,16 +108,24 @@ def default_streams(
     return n_stream
 
 
-def report(rows: Sequence[Row], gains: Sequence[Gain], config: EvalConfig, **how: Any) -> None:
+def report(
+    rows: Sequence[Row],
+    gains: Sequence[Gain],
+    costs: Sequence[Cost],
+    config: EvalConfig,
+    **how: Any,
+) -> None:
     """Print the tables and write the files; `how`: what was scored, and how."""
     print_remarks(rows)
-    for gain in gains:
-        print_line(gain.sentence())
+    for one in (*gains, *costs):
+        print_line(one.sentence())
     if config.token_losses:
         write_losses(Path(config.token_losses), [row.tokens for row in rows if row.tokens], **how)
     if config.json:
         if config.borders == "both":
             how["gains"] = [gain.as_dict() for gain in gains]
+        if costs:
+            how["costs"] = [cost.as_dict() for cost in costs]
         write_results(Path(config.json), rows, **how)
 
 
@@ -149,7 +158,8 @@ def score_splits(
     """Score splits with each context, their streams shared out over processes; rank 0 reports."""
     ways = ways_of(config, lm.context)
     compares = config.borders == "both"
-    keeps_losses = compares or config.token_losses is not None
+    disturbs = additions.disturb.is_on
+    keeps_losses = compares or disturbs or config.token_losses is not None
     corpus = ranks.main_first(lambda: lm.corpus(data))
     names = corpus.held_out() if config.split == "all" else (config.split,)
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
@@ -160,6 +170,7 @@ def score_splits(
         pictures = drawable(pictures, config)
     rows: list[Row] = []
     gains: list[Gain] = []
+    costs: list[Cost] = []
     with lm.used_as(config) as model:
 
         @functools.lru_cache(maxsize=1)  # one is large, and made from the training text
@@ -191,10 +202,13 @@ def score_splits(
             if compares and ranks.is_main:
                 which = {"trained": lm.context, "reset": config.reset}
                 gains += gains_of(of_split, split.sizes, starts=split.starts_if_any(), **which)
+            if disturbs and ranks.is_main:
+                starts = split.starts_if_any()
+                costs += costs_of(of_split, starts=starts, reset=config.reset)
             if not config.token_losses:
                 of_split = [dataclasses.replace(row, tokens=None) for row in of_split]
             rows += of_split
     if ranks.is_main:
-        report(rows, gains, config, **origin(lm, corpus, names, config))
+        report(rows, gains, costs, config, **origin(lm, corpus, names, config))
         write_pictures(rows, pictures)
         show_pictures(lm.run or Path(), pictures)

@@ -79,19 +79,23 @@ class DisturbedMemory(Frozen):
         return nll_BT, hidden_BTD, after
 
     def disturbed(self, memory: Memory | KeyValueMemory) -> Memory | KeyValueMemory:
-        """The memory with other states but for the last ones, in all layers alike."""
-        n_old = max(0, memory.length - self.config.disturb_beyond)
-        order_M = torch.arange(memory.length)
-        if self.config.disturb == "shuffle":
-            order_M[:n_old] = torch.randperm(n_old, generator=self._draw)
-        order_M = order_M.to(self.model.device)
+        """The memory with other states but for the last ones, and the sinks that it may begin with,
+        in all layers alike.
+        """
+        n_sink = getattr(self.model.layers[0].memory, "n_sink", 0)
+        n_old = max(0, memory.length - n_sink - self.config.disturb_beyond)
+        if not n_old:
+            return memory
+        order_O = torch.randperm(n_old, generator=self._draw).to(self.model.device)
 
         def changed(x: Tensor, rows: int, tokens: int) -> Tensor:
+            sizes = [n_sink, n_old, memory.length - n_sink - n_old]
+            first, old, last = x.split(sizes, tokens)
             if self.config.disturb == "shuffle":
-                return x.index_select(tokens, order_M)
-            other = x.roll(1, rows)
-            own = [x.narrow(tokens, n_old, memory.length - n_old)]
-            return torch.cat([other.narrow(tokens, 0, n_old), *own], tokens)
+                old = old.index_select(tokens, order_O)
+            else:
+                old = old.roll(1, rows)
+            return torch.cat([first, old, last], tokens)
 
         if isinstance(memory, KeyValueMemory):
             layers = []
@@ -108,9 +112,9 @@ def require_disturbs(model: TransformerXL, config: DisturbConfig, batch_size: in
     """Raise `UsageError` if the memory of a model cannot be disturbed, or has no other stream."""
     memory = model.config.memory
     require(
-        memory == "fifo",
-        f"--disturb {config.disturb}: changes the states of --memory fifo, and the memory is"
-        f" {memory}; drop it",
+        memory in ("fifo", "sinks"),
+        f"--disturb {config.disturb}: changes the states of --memory fifo or sinks, and the memory"
+        f" is {memory}; drop it",
     )
     require_streams(config, batch_size)
 

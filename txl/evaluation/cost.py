@@ -1,0 +1,80 @@
+"""What it costs a model that its memory is disturbed (`--disturb`): nats a token, with an interval
+over documents or stretches of the text.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from txl.evaluation.gain import (
+    LEAST_BLOCKS,
+    Interval,
+    blocks_of,
+    nats_of,
+    paired_bootstrap,
+)
+from txl.evaluation.rows import Row
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one disturbed reading loses against the same one as it is.
+
+    Attributes:
+        reading: which; see `Row.label`.
+        blocks: what the interval is drawn over.
+        nats: a token; None where the blocks are too few.
+    """
+
+    reading: str
+    blocks: str
+    nats: Interval | None
+
+    def sentence(self) -> str:
+        """The cost in one sentence."""
+        if self.nats is None:
+            found = f"too short to tell, {self.blocks}; {LEAST_BLOCKS} are needed"
+        elif self.nats.is_shown:
+            found = f"costs {self.nats.mean:.3f} nats a token ({self._range()})"
+        else:
+            found = f"a cost is not shown ({self._range()} nats a token)"
+        return f"{self.reading}: {found}"
+
+    def _range(self) -> str:
+        assert self.nats is not None
+        return f"{self.nats.low:.3f} to {self.nats.high:.3f}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "sentence": self.sentence()}
+
+
+def costs_of(rows: Sequence[Row], *, starts: np.ndarray | None, reset: str) -> list[Cost]:
+    """Of each disturbed reading of a split.
+
+    Args:
+        rows: with their `tokens`; beside each disturbed one the plain one of the same lengths and
+            borders.
+        starts, reset: as in `txl.evaluation.gain.gains_of`.
+    """
+    costs = []
+    for row in rows:
+        if not row.added:
+            continue
+        lost_N = nats_of(row) - nats_of(_plain(row, rows))
+        longest = row.context.mem_len
+        alone = reset == "document"
+        blocks = blocks_of(len(lost_N), longest, starts=starts, are_read_alone=alone)
+        nats = paired_bootstrap(lost_N, blocks) if blocks.are_enough else None
+        costs.append(Cost(row.label, blocks.what, nats))
+    return costs
+
+
+def _plain(row: Row, rows: Iterable[Row]) -> Row:
+    return next(
+        one
+        for one in rows
+        if not one.added and (one.context, one.borders) == (row.context, row.borders)
+    )
