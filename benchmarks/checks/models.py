@@ -16,7 +16,7 @@ from txl.inference.cuda_graph import CudaGraphModel
 from txl.inference.frozen import Frozen
 from txl.model.autocast import autocast, dtype_for
 from txl.model.transformer import TransformerXL
-from txl.runtime.recording import recorded
+from txl.runtime.recording import Record, recorded
 from txl.stacks.reversible import plain_streams
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
@@ -176,7 +176,7 @@ def repeated_errors(
     """Of the nats of eight training steps, of which the last six repeat a recording, against those of steps that are
     made one by one. Raises `UsageError` if they cannot be recorded."""
     nats = []
-    for record in (None, (lambda work: work) if shape.device == "cpu" else recorded):
+    for record in (None, _record_on(shape.device)):
         model = varied(shape, **changes).to(shape.device)
         state = state_of(model, shape, optim=optim, memory_parts=memory_parts)
         if record is not None:
@@ -186,11 +186,17 @@ def repeated_errors(
     return {"nats": error(nats[1], nats[0])}
 
 
+def _record_on(device: str) -> Record:
+    if device == "cpu":  # where work is repeated by doing it again
+        return lambda work: work
+    return recorded
+
+
 def repeated_dropout_errors(shape: Shape) -> Errors:
     """1 if two updates that repeat a recording drop the same elements: of two that read the same, at a rate of 0."""
     shape = dataclasses.replace(shape, mem_len=0)
     state = state_of(varied(shape).to(shape.device), shape)
-    state.repeat_update((lambda work: work) if shape.device == "cpu" else recorded)
+    state.repeat_update(_record_on(shape.device))
     batch = next(segments(shape))
     nats = []
     with mock.patch.object(state.optimizers, "set_learning_rate"):

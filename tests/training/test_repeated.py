@@ -204,7 +204,7 @@ def test_where_it_cannot_be_is_said() -> None:
         a_run({"memory": "expire_span"}).begin().state.repeat_update(Recorder())
 
 
-def test_dropout_is_drawn_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_is_drawn_alike() -> None:
     settings = {"dropout": 0.3, "dropatt": 0.2}
     shape = {"cutoffs": (), "div_val": 1, "tie_projs": ()}
     plain = a_run(shape, **settings).begin().trained()

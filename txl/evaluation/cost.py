@@ -8,13 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from txl.evaluation.gain import (
-    LEAST_BLOCKS,
-    Interval,
-    blocks_of,
-    nats_of,
-    paired_bootstrap,
-)
+from txl.evaluation.gain import LEAST_BLOCKS, Interval, saved_and_blocks
 from txl.evaluation.rows import Row
 
 
@@ -63,12 +57,10 @@ def costs_of(rows: Sequence[Row], *, starts: np.ndarray | None, reset: str) -> l
     for row in rows:
         if not row.added:
             continue
-        lost_N = nats_of(row) - nats_of(_plain(row, rows))
-        longest = row.context.mem_len
-        alone = reset == "document"
-        blocks = blocks_of(len(lost_N), longest, starts=starts, are_read_alone=alone)
-        nats = paired_bootstrap(lost_N, blocks) if blocks.are_enough else None
-        costs.append(Cost(row.label, blocks.what, nats))
+        nats, blocks = saved_and_blocks(
+            row, _plain(row, rows), row.context.mem_len, starts=starts, reset=reset
+        )
+        costs.append(Cost(row.label, blocks.what, nats if blocks.are_enough else None))
     return costs
 
 

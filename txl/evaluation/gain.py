@@ -285,11 +285,11 @@ def gains_of(
         shorter = lengths[0]
         longer = lengths[-1]
         split = rows[0].split
-        n_token = len(nats_of(rows[0]))
+        n_token = len(_nats(rows[0]))
         blocks = blocks_of(n_token, longer, starts=starts, are_read_alone=reset == "document")
         shares: dict[str, Interval | None] = {}
         for borders in ("cut", "aside"):
-            saved_N = nats_of(read[borders, shorter]) - nats_of(read[borders, longer])
+            saved_N = _nats(read[borders, shorter]) - _nats(read[borders, longer])
             interval = paired_bootstrap(saved_N, blocks, size_N=size_N).as_share()
             shares[borders] = interval if blocks.are_enough else None
         compared = (split, tgt_len, added, shorter, longer, trained.mem_len, unit, blocks.what)
@@ -297,8 +297,7 @@ def gains_of(
     return gains
 
 
-def nats_of(row: Row) -> np.ndarray:
-    """The nats of each token of a row that keeps them."""
+def _nats(row: Row) -> np.ndarray:
     assert row.tokens is not None
     return row.tokens.nats_N.astype(np.float64)
 
@@ -415,9 +414,16 @@ def saved_between(
         mem_len: tokens of the longest memory of the two.
         starts, reset: as in `gains_of`.
     """
-    saved_N = nats_of(one) - nats_of(other)
+    return saved_and_blocks(one, other, mem_len, starts=starts, reset=reset)[0]
+
+
+def saved_and_blocks(
+    one: Row, other: Row, mem_len: int, *, starts: np.ndarray | None, reset: str
+) -> tuple[Interval, Blocks]:
+    """`saved_between`, and what its interval is drawn over."""
+    saved_N = _nats(one) - _nats(other)
     blocks = blocks_of(len(saved_N), mem_len, starts=starts, are_read_alone=reset == "document")
-    return paired_bootstrap(saved_N, blocks)
+    return paired_bootstrap(saved_N, blocks), blocks
 
 
 def _word(further: Interval, learnt: float, *, is_short: bool) -> Word:

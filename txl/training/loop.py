@@ -26,13 +26,9 @@ from txl.training.budget import FIRST_LINE, LINE, SAVE, Pace, read_ballot
 from txl.training.finite import require_finite_weights
 from txl.training.meter import Meter
 from txl.training.metrics import Metrics
+from txl.training.repeated import Batch
 from txl.training.sharding import reshard
 from txl.training.step import TrainState
-
-Batch = tuple[Tensor, Tensor, Tensor | None]
-"""(input, target, tokens before each input token in its document or None), as the text library
-yields them.
-"""
 
 
 class TrainingStream(Protocol):

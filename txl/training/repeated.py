@@ -8,11 +8,13 @@ from torch import Tensor
 
 from txl.config import UsageError
 from txl.model.streams import Memory
-from txl.ops.lookup import check_ids
+from txl.ops.lookup import check_ids, shapes_for_any_ids
 from txl.runtime.recording import Record, recorded
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs, targets, and tokens before each input in its document, or None."""
+"""(input, target, tokens before each input token in its document or None), as the text library
+yields them.
+"""
 
 
 class Update(NamedTuple):
@@ -50,7 +52,7 @@ class RepeatedUpdate:
         n_token: int,
         record: Record = recorded,
     ) -> None:
-        self._update = update
+        self._update = shapes_for_any_ids()(update)
         self._device = device
         self._n_token = n_token
         self._record = record
@@ -96,11 +98,13 @@ class _Recording:
     ) -> None:
         self.shapes = _shapes(batch, memories)
         input_BT, target_BT, since_BT = batch
-        self._input_BT = torch.empty_like(input_BT, device=device)
-        self._target_BT = torch.empty_like(target_BT, device=device)
-        self._since_BT = None
         if since_BT is not None:
-            self._since_BT = torch.empty_like(since_BT, device=device)
+            since_BT = torch.empty_like(since_BT, device=device)
+        self._batch = (
+            torch.empty_like(input_BT, device=device),
+            torch.empty_like(target_BT, device=device),
+            since_BT,
+        )
         self._memories: list[Memory | None] = []
         for memory in memories:
             assert memory is not None
@@ -109,8 +113,7 @@ class _Recording:
         self._left: Update | None = None
 
         def work() -> None:
-            own = (self._input_BT, self._target_BT, self._since_BT)
-            left = update(own, self._memories)
+            left = update(self._batch, self._memories)
             _copy(left.memories, self._memories)
             self._left = left
 
@@ -124,8 +127,7 @@ class _Recording:
         return self._left._replace(memories=self._memories)
 
     def _load(self, batch: Batch, memories: list[Memory | None]) -> None:
-        own = (self._input_BT, self._target_BT, self._since_BT)
-        for place, given in zip(own, batch, strict=True):
+        for place, given in zip(self._batch, batch, strict=True):
             if place is not None and given is not None:
                 if place.is_cuda and not given.is_cuda:
                     given = given.pin_memory()  # or the copy waits

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -17,7 +17,6 @@ from txl.config import Context, require
 from txl.model.autocast import autocast, dtype_on
 from txl.model.streams import Memory, chunks, joined, swapped_out
 from txl.model.transformer import TransformerXL
-from txl.ops.lookup import shapes_for_any_ids
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
 from txl.runtime.recording import Record, recorded
@@ -125,8 +124,6 @@ class TrainState:
             and self.scaler is None
             and self.optimizers.can_skip_on_device
         )
-        self.shapes: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Within which losses are computed."""
         self.update: Callable[[Batch, list[Memory | None]], Update] = self._update
         if config.cuda_graph:
             on_gpu = ranks.device.type == "cuda"
@@ -154,7 +151,6 @@ class TrainState:
         # on a CPU too, where tests repeat updates
         self.checks_later = self.optimizers.can_skip_on_device
         self.optimizers.move_rate_to(self.ranks.device)
-        self.shapes = shapes_for_any_ids
         n_token = self.model.config.n_token
         self.update = RepeatedUpdate(self._update, self.ranks.device, n_token, record)
 
@@ -315,23 +311,26 @@ class TrainState:
 
     def _update(self, batch: Batch, remembered: list[Memory | None]) -> Update:
         """What an update does on the device."""
-        left = self._backward(batch, remembered)
+        nll_BT, memories, memory_loss = self._backward(batch, remembered)
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        left = left._replace(grad_norm=whole(norm))
-        self.watch.note(left.grad_norm, left.nll_BT)
+        grad_norm = whole(
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        )
+        self.watch.note(grad_norm, nll_BT)
         if self.checks_later:
             self.optimizers.step(skip=(self.watch.step >= 0).float())
         elif not self._update_or_skip():
-            left = left._replace(memories=_finite(remembered))
+            memories = _finite(remembered)
         if self.scaler is not None:
             self.scaler.update()
         self.optimizers.zero_grad()
-        return left
+        return Update(nll_BT, memories, grad_norm, memory_loss)
 
-    def _backward(self, batch: Batch, remembered: list[Memory | None]) -> Update:
-        """Gradients, of which the norm is not known yet."""
+    def _backward(
+        self, batch: Batch, remembered: list[Memory | None]
+    ) -> tuple[Tensor, list[Memory | None], Tensor | None]:
+        """Compute the gradients; nats, memories and the memory's loss as in `Update`."""
         input_BT, target_BT, since_BT = batch
         nats = self.nats
         n_chunk = self.config.batch_chunk
@@ -354,7 +353,7 @@ class TrainState:
             ):
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
-                with autocast(self.ranks.device, self.dtype), self.shapes():
+                with autocast(self.ranks.device, self.dtype):
                     loss_BT, nll_BT, memory, of_memory = nats(
                         input_part, target_part, memory, context, since_part
                     )
@@ -368,7 +367,7 @@ class TrainState:
             memory_loss = torch.stack(own).mean()
         else:
             memory_loss = None
-        return Update(torch.cat(nlls), memories, self.grad_norm, memory_loss)
+        return torch.cat(nlls), memories, memory_loss
 
     def _redraw(self) -> None:
         """Redraw the random features or rotations of attention rules, the same on all ranks."""

@@ -120,6 +120,7 @@ def prepared(
     """
     if additions.disturb.is_on:
         require_disturbs(model, additions.disturb, batch_size)
+        # of one that is `Frozen` itself, hidden states are read and not its losses
         return Mixture(DisturbedMemory(model, additions.disturb), ())
     sources: list[Source] = []
     if additions.cache.is_on:
