@@ -163,7 +163,8 @@ case $part in
     bench 100 step benchmarks.step "${fast[@]}" "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
     bench 80 step-graph benchmarks.step "${fast[@]}" --cuda_graph "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
     bench 25 graph benchmarks.graph "${exact[@]}" "${updates[@]}"
-    bench 120 step-compiled benchmarks.step "${fast[@]}" --compile --cuda_graph "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
+    bench 75 step-compiled benchmarks.step "${fast[@]}" --compile "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
+    bench 45 step-both benchmarks.step "${fast[@]}" --compile --cuda_graph "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
     bench 45 profile benchmarks.profile_step "${fast[@]}" "${both[@]}" --steps 3
     bench 65 evaluation benchmarks.evaluation "${fast[@]}" "${wt103[@]}" "${streams[@]}" --segments 50 "${pairs[@]}"
     bench 45 profile-compiled benchmarks.profile_step "${fast[@]}" --compile "${base[@]}" --steps 3
