@@ -147,13 +147,13 @@ fast=(--device cuda --dtype bfloat16) exact=(--device cuda) only=() compiled=(wt
 base=(--shapes nvidia-base) large=(--shapes nvidia-large) both=(--shapes nvidia-base nvidia-large)
 wt103=(--shapes wt103-base) attended=(--shapes wt103-base nvidia-base nvidia-large long memory) long=(--shapes memory-64k) heads=()
 batches=(--batch_sizes 32 128 256) streams=(--batch_sizes 1 32) growth=(640 1600 6400 25600 100000)
-pairs=(--pairs 5) few=(--pairs 3) steps=10 tokens=50 updates=(--updates 100)
+pairs=(--pairs 5) few=(--pairs 3) steps=10 tokens=50 updates=(--updates 100) recorded=(--cuda_graph)
 text=(--data "${DATA:-data/wikitext-103}") loss=() curve=()
 if [[ $device == cpu ]]; then # the same programs, with models of no weight
     fast=(--device cpu) exact=(--device cpu) only=(--only "as on a CPU: default" step) compiled=()
     base=(--shapes tiny) large=(--shapes tiny) both=(--shapes tiny) wt103=(--shapes tiny) attended=(--shapes tiny)
     long=(--shapes tiny) heads=(--shapes tiny)
-    batches=(--batch_sizes 2) streams=(--batch_sizes 1) growth=(8 16) pairs=(--pairs 1) few=(--pairs 1) steps=1 tokens=2 updates=(--first 1 --updates 1)
+    batches=(--batch_sizes 2) streams=(--batch_sizes 1) growth=(8 16) pairs=(--pairs 1) few=(--pairs 1) steps=1 tokens=2 updates=(--first 1 --updates 1) recorded=()
     loss=(--device cpu --steps 2 --tiny) curve=(--tiny)
 fi
 
@@ -161,10 +161,10 @@ case $part in
 1)
     correctness 105
     bench 100 step benchmarks.step "${fast[@]}" "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
-    bench 80 step-graph benchmarks.step "${fast[@]}" --cuda_graph "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
+    bench 80 step-graph benchmarks.step "${fast[@]}" "${recorded[@]}" "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
     bench 25 graph benchmarks.graph "${exact[@]}" "${updates[@]}"
     bench 75 step-compiled benchmarks.step "${fast[@]}" --compile "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
-    bench 45 step-both benchmarks.step "${fast[@]}" --compile --cuda_graph "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
+    bench 45 step-both benchmarks.step "${fast[@]}" --compile "${recorded[@]}" "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
     bench 45 profile benchmarks.profile_step "${fast[@]}" "${both[@]}" --steps 3
     bench 65 evaluation benchmarks.evaluation "${fast[@]}" "${wt103[@]}" "${streams[@]}" --segments 50 "${pairs[@]}"
     bench 45 profile-compiled benchmarks.profile_step "${fast[@]}" --compile "${base[@]}" --steps 3

@@ -108,6 +108,7 @@ def test_a_text_is_disturbed_alike_each_time() -> None:
             "infini",
             "changes the states of --memory fifo or sinks, .* is infini",
         ),
+        ({"disturb": "shuffle"}, 3, "none", "changes the states of --memory .* is none"),
         ({"disturb": "exchange"}, 1, "fifo", "there is no other stream; give --batch_size"),
     ],
 )

@@ -15,8 +15,10 @@ from txl.config import Context, option, require
 from txl.evaluation.test_time.method import MethodSettings
 from txl.inference.frozen import Frozen
 from txl.inference.key_values import KeyValueMemory
+from txl.model.rule import MemoryRule
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
+from txl.registry import MEMORIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +113,18 @@ class DisturbedMemory(Frozen):
 def require_disturbs(model: TransformerXL, config: DisturbConfig, batch_size: int) -> None:
     """Raise `UsageError` if the memory of a model cannot be disturbed, or has no other stream."""
     memory = model.config.memory
+    queues = [name for name, rule in MEMORIES.items() if keeps_states_in_order(rule)]
     require(
-        memory in ("fifo", "sinks"),
-        f"--disturb {config.disturb}: changes the states of --memory fifo or sinks, and the memory"
-        f" is {memory}; drop it",
+        memory in queues,
+        f"--disturb {config.disturb}: changes the states of --memory {' or '.join(queues)}, and the"
+        f" memory is {memory}; drop it",
     )
     require_streams(config, batch_size)
+
+
+def keeps_states_in_order(rule: type[MemoryRule]) -> bool:
+    """True if a memory keeps states of single tokens, in the order of the text."""
+    return rule.traits.is_queue and "mem_len" not in rule.traits.works_with
 
 
 def require_streams(config: DisturbConfig, n_stream: int) -> None:
