@@ -66,9 +66,28 @@ def test_what_a_disturbed_memory_costs_is_said(here: Here) -> None:
 
 
 def test_a_text_too_short_to_tell_what_a_disturbed_memory_costs(here: Here) -> None:
-    (cost,) = here.result("eval --split valid --disturb exchange --mem_len 40")["costs"]
+    (cost,) = here.result("eval --split valid --disturb shuffle --mem_len 40")["costs"]
     assert cost["nats"] is None
     assert "too short to tell" in cost["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        ("exchange --batch_size 1", "in one stream, and there is no other; give --batch_size 2"),
+        (
+            "exchange --mem_len 40 --batch_size 2",
+            "streams 32 tokens apart, of which a segment sees",
+        ),
+        ("exchange --reset document", "exchanges streams of one text; give --reset never"),
+        ("shuffle --mem_len 6 4 --disturb_beyond 4", "a memory of 4 has nothing older"),
+        ("shuffle --text text/valid.txt", "no effect with --text"),
+    ],
+)
+def test_what_would_disturb_nothing_or_give_a_stream_its_own_text_is_refused(
+    here: Here, flags: str, refusal: str
+) -> None:
+    assert refusal in here.refused(f"eval --split valid --disturb {flags}")
 
 
 def test_dynamic_evaluation_reads_one_stream_unless_told_otherwise(here: Here) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from tests.laws.conftest import build
 from tests.training.runs import ALONE
 from txl import Context, TransformerXL
 from txl.config import UsageError
+from txl.data_utils.segments import RowStream
 from txl.evaluation.config import CacheConfig
 from txl.evaluation.test_time import Additions, prepared
 from txl.evaluation.test_time.disturbed import DisturbConfig, DisturbedMemory
@@ -27,7 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
 """Remembered as keys and values, as hidden states, as keys that are turned, as outputs, and behind sinks."""
 
 
-def text(n_stream: int = 3) -> Tensor:
+def text(n_stream: int = 4) -> Tensor:
     return torch.randint(0, 50, (n_stream, 27), generator=torch.Generator().manual_seed(5))
 
 
@@ -60,7 +62,7 @@ def by_hand(model: TransformerXL, settings: dict[str, Any], text_BL: Tensor) -> 
                     if settings["disturb"] == "shuffle":
                         x_BMD[b, n_sink + i] = state.hidden_BMD[b, n_sink + order[i]]
                     else:
-                        x_BMD[b, n_sink + i] = state.hidden_BMD[b - 1, n_sink + i]
+                        x_BMD[b, n_sink + i] = state.hidden_BMD[b - len(x_BMD) // 2, n_sink + i]
             states.append(state._replace(hidden_BMD=x_BMD))
         read = (piece_BT[:, :-1], piece_BT[:, 1:])
         nll_BT, _ = model.nll(*read, Memory(tuple(states)), CONTEXT)
@@ -99,31 +101,25 @@ def test_a_text_is_disturbed_alike_each_time() -> None:
     assert torch.equal(nats(model, settings, text()), nats(model, settings, text()))
 
 
-@pytest.mark.parametrize(
-    ("settings", "batch_size", "memory", "refusal"),
-    [
-        (
-            {"disturb": "shuffle"},
-            3,
-            "infini",
-            "changes the states of --memory fifo or sinks, .* is infini",
-        ),
-        ({"disturb": "shuffle"}, 3, "none", "changes the states of --memory .* is none"),
-        ({"disturb": "exchange"}, 1, "fifo", "there is no other stream; give --batch_size"),
-    ],
-)
-def test_what_cannot_be_disturbed_is_refused(
-    settings: dict[str, Any], batch_size: int, memory: str, refusal: str
-) -> None:
-    additions = Additions(disturb=DisturbConfig(**settings))
+@pytest.mark.parametrize("memory", ["infini", "none"])
+def test_a_memory_that_cannot_be_disturbed_is_refused(memory: str) -> None:
+    additions = Additions(disturb=DisturbConfig(disturb="shuffle"))
     model = build("plain", memory=memory)
-    with pytest.raises(UsageError, match=f"^--disturb {settings['disturb']}: {refusal}"):
-        prepared(additions, model, None, CONTEXT, batch_size=batch_size, ranks=ALONE)
+    refusal = f"^--disturb shuffle: changes the states of --memory fifo or sinks, .* is {memory}"
+    with pytest.raises(UsageError, match=refusal):
+        prepared(additions, model, None, CONTEXT, batch_size=3, ranks=ALONE)
 
 
-def test_a_text_that_is_too_short_for_two_streams_is_refused() -> None:
-    with pytest.raises(UsageError, match="there is no other stream"):
-        nats(build("plain").eval(), {"disturb": "exchange"}, text(1))
+@pytest.mark.parametrize("first", [[0, 24, 48], [0, 23]])
+def test_streams_stand_further_apart_than_a_segment_sees(first: list[int]) -> None:
+    exchanged = DisturbConfig(disturb="exchange")
+    nearest = min(abs(a - b) for a in first for b in first if a != b)
+    seen = nearest - CONTEXT.tgt_len - 1
+    row_B = np.array(first)
+    streams = [RowStream(np.zeros(99), row_B, row_B + 20, 0 * row_B, CONTEXT.tgt_len, 0)]
+    exchanged.require_apart(streams, dataclasses.replace(CONTEXT, mem_len=seen))
+    with pytest.raises(UsageError, match=f"streams {nearest} tokens apart"):
+        exchanged.require_apart(streams, dataclasses.replace(CONTEXT, mem_len=seen + 1))
 
 
 def test_it_is_asked_of_the_model_alone() -> None:

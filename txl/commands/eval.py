@@ -82,6 +82,7 @@ def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, Eva
     require(config.pictures is None or bool(pictures_of(config, Path())), nothing)
     if "reset" not in typed and config.convention == "txl":
         config = dataclasses.replace(config, reset=lm.reading["reset"])
+    additions.disturb.require_reading(config.look_backs(lm.context), config.reset)
     if "batch_size" not in typed:
         config = dataclasses.replace(
             config, batch_size=default_streams(config, additions, lm, ranks)

@@ -30,7 +30,13 @@ from txl.evaluation.config import ADDED, DEFAULTS, EvalConfig, ScoreConfig
 from txl.evaluation.conventions import DEALING, reading_of
 from txl.evaluation.measures.loss_by_position import LossByPosition
 from txl.evaluation.measures.token_losses import TokenLossWatch
-from txl.evaluation.reading import Predictor, evaluation_context, warmup_segments, within
+from txl.evaluation.reading import (
+    Predictor,
+    Reading,
+    evaluation_context,
+    warmup_segments,
+    within,
+)
 from txl.evaluation.report import line_of, print_table
 from txl.evaluation.rows import Row, row_of_split
 from txl.evaluation.test_time import Additions, TrainingText
@@ -158,12 +164,7 @@ def score(
     """
     borders = config.borders
     assert borders != "both", "these are two rows"
-    reading = reading_of(config.convention, model, context, n_token=len(split.ids))
-    if predictor is not None:
-        n_warmup = reading.n_warmup + additions.warmup_segments(reading.context)
-        reading = dataclasses.replace(
-            reading, n_warmup=n_warmup, predictor=predictor, added=additions.name
-        )
+    reading = _reading(model, split, context, config, additions, predictor)
     watch = None
     if config.loss_by_position:
         if deals_sentences(split, config):
@@ -203,6 +204,24 @@ def score(
     if as_cut is None:
         return row
     return completed(row, as_cut)
+
+
+def _reading(
+    model: TransformerXL,
+    split: Split,
+    context: Context,
+    config: EvalConfig,
+    additions: Additions,
+    predictor: Predictor | None,
+) -> Reading:
+    """How `score` reads a split."""
+    reading = reading_of(config.convention, model, context, n_token=len(split.ids))
+    if predictor is None:
+        return reading
+    n_warmup = reading.n_warmup + additions.warmup_segments(reading.context)
+    return dataclasses.replace(
+        reading, n_warmup=n_warmup, predictor=predictor, added=additions.name
+    )
 
 
 def completed(shifted: Row, as_cut: Row) -> Row:
@@ -275,8 +294,11 @@ def rows_of(
             score, model, split, context, ranks=ranks, keeps_losses=keeps_losses
         )
         predictor = None
-        if adapted is not None:  # before the text is read: a store may be refused
+        if adapted is not None:  # before the text is read: a store or the text may be refused
             predictor = adapted.predictor(context)
+            reading = _reading(model, split, context, config, adapted.additions, predictor)
+            streams = streams_of(split, reading.context, config, ranks, n_warmup=reading.n_warmup)
+            adapted.additions.disturb.require_apart(streams, reading.context)
         new = [rate(config=config, as_cut=_as_cut(rows, config, context))]
         if adapted is not None:
             plain = dataclasses.replace(config, **NO_STUDIES)

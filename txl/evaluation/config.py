@@ -216,10 +216,12 @@ class ReclConfig(Lengths):
         return tuple(range(self.recl_step, self.recl_longest + 1, self.recl_step))
 
 
-ADDED = (DynamicConfig, CacheConfig, KnnConfig, DisturbConfig)
+ADAPTING = (DynamicConfig, CacheConfig, KnnConfig)
+"""Of test-time methods that adapt to a text."""
+ADDED = (*ADAPTING, DisturbConfig)
 """Of test-time methods."""
 EVAL = (EvalConfig, MemoryUse, *ADDED)
-SCORE = (ScoreConfig, MemoryUse, *ADDED)
+SCORE = (ScoreConfig, MemoryUse, *ADAPTING)
 """Whose fields are the flags of these programs, besides those of the text."""
 
 

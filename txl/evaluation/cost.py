@@ -30,19 +30,24 @@ class Cost:
         """The cost in one sentence."""
         if self.nats is None:
             found = f"too short to tell, {self.blocks}; {LEAST_BLOCKS} are needed"
-        elif self.nats.is_shown:
-            found = f"costs {self.nats.mean:.3f} nats a token ({self._range()})"
+        elif not self.nats.is_printed:
+            found = f"a cost is not shown ({_range(self.nats)} nats a token)"
+        elif self.nats.mean > 0:
+            found = f"costs {self.nats.mean:.3f} nats a token ({_range(self.nats)})"
         else:
-            found = f"a cost is not shown ({self._range()} nats a token)"
+            saved = self.nats.negated()
+            found = f"saves {saved.mean:.3f} nats a token ({_range(saved)})"
         return f"{self.reading}: {found}"
-
-    def _range(self) -> str:
-        assert self.nats is not None
-        return f"{self.nats.low:.3f} to {self.nats.high:.3f}"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {**asdict(self), "sentence": self.sentence()}
+
+
+def _range(nats: Interval) -> str:
+    low = round(nats.low, 3) + 0.0  # without the sign of -0.0
+    high = round(nats.high, 3) + 0.0
+    return f"{low:.3f} to {high:.3f}"
 
 
 def costs_of(rows: Sequence[Row], *, starts: np.ndarray | None, reset: str) -> list[Cost]:

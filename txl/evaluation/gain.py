@@ -50,8 +50,12 @@ class Interval:
 
     @property
     def is_printed(self) -> bool:
-        """Of a share: False also where its mean rounds to 0.0 %."""
+        """False also where its mean rounds to 0.0 %, of nats to 0.000."""
         return self.is_shown and round(self.mean, 3) != 0
+
+    def negated(self) -> "Interval":
+        """Of the difference the other way round."""
+        return Interval(-self.mean, -self.high, -self.low)
 
     def as_share(self) -> "Interval":
         """Of nats that are saved per unit: by what share the perplexity of a unit is lower.
@@ -221,7 +225,7 @@ def change_in_words(share: Interval, unit: str) -> str:
     if not share.is_printed:
         return f"lower perplexity a {unit} not shown ({_percent(share)} %)"
     if share.mean < 0:
-        share = Interval(-share.mean, -share.high, -share.low)
+        share = share.negated()
         return f"{100 * share.mean:.1f} % higher perplexity a {unit} ({_percent(share)})"
     return f"{100 * share.mean:.1f} % lower perplexity a {unit} ({_percent(share)})"
 
@@ -231,7 +235,7 @@ def _by_seeing_further(in_all: Interval, share: Interval) -> str:
     if not share.is_printed:
         return f"by seeing further not shown ({_percent(share)} %)" + f", the gain {MENDS}" * gains
     if share.mean < 0:
-        share = Interval(-share.mean, -share.high, -share.low)
+        share = share.negated()
         return (
             f"{100 * share.mean:.1f} % higher ({_percent(share)}) by seeing further"
             + f", the gain {MENDS}" * gains

@@ -119,7 +119,7 @@ def prepared(
         UsageError: if the store belongs to another model or text, or does not fit on the disk.
     """
     if additions.disturb.is_on:
-        require_disturbs(model, additions.disturb, batch_size)
+        require_disturbs(model, additions.disturb)
         # of one that is `Frozen` itself, hidden states are read and not its losses
         return Mixture(DisturbedMemory(model, additions.disturb), ())
     sources: list[Source] = []

@@ -5,13 +5,16 @@ Source: Khandelwal et al. 2018 (arXiv 1805.04623, sections 4 and 5), who change 
 LSTM's last k. Here states are changed, each computed over the text as it was.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from txl.config import Context, option, require
+from txl.evaluation.reading import ScoredRows
 from txl.evaluation.test_time.method import MethodSettings
 from txl.inference.frozen import Frozen
 from txl.inference.key_values import KeyValueMemory
@@ -28,7 +31,7 @@ class DisturbConfig(MethodSettings):
     disturb: Literal["none", "shuffle", "exchange"] = option(
         "none",
         "also score the text with a disturbed memory. shuffle: its states in random order, anew for"
-        " each segment; exchange: those of another stream, which is elsewhere in the text",
+        " each segment; exchange: those of the stream half of the text away",
     )
     disturb_beyond: int = option(
         0,
@@ -51,6 +54,40 @@ class DisturbConfig(MethodSettings):
             f"--disturb exchange: for one process, and there are {world}; use one",
         )
 
+    def require_reading(self, contexts: Iterable[Context], reset: str) -> None:
+        """Raise `UsageError` if nothing of a memory would be disturbed, or documents are read
+        alone: a row of them goes on into those that follow, and may be given its own.
+        """
+        if self.disturb == "none":
+            return
+        for context in contexts:
+            require(
+                context.mem_len > self.disturb_beyond,
+                f"--disturb_beyond {self.disturb_beyond}: a memory of {context.mem_len} has nothing"
+                " older; give less, or another --mem_len",
+            )
+        require(
+            self.disturb != "exchange" or reset != "document",
+            "--disturb exchange: exchanges streams of one text; give --reset never",
+        )
+
+    def require_apart(self, streams: Iterable[ScoredRows], context: Context) -> None:
+        """Raise `UsageError` if a stream would be given what it reads or predicts itself."""
+        if self.disturb != "exchange":
+            return
+        seen = context.mem_len + context.ext_len + context.tgt_len
+        for stream in streams:
+            n_stream = len(stream.first_B)
+            distance_B = np.abs(stream.first_B - np.roll(stream.first_B, n_stream // 2))
+            why = "this text is read in one stream, and there is no other"
+            if n_stream > 1:
+                why = f"streams {distance_B.min()} tokens apart, of which a segment sees {seen}"
+            require(
+                distance_B.min() > seen,
+                f"--disturb exchange: {why}; give --batch_size 2, a longer text or a smaller"
+                " --mem_len",
+            )
+
 
 class DisturbedMemory(Frozen):
     """A predictor that reads each segment twice: over the disturbed memory for its losses, and over
@@ -63,10 +100,7 @@ class DisturbedMemory(Frozen):
         self._draw = torch.Generator()
 
     def fresh_memory(self, batch_size: int) -> Any:
-        """See `Frozen.fresh_memory`. Each text is disturbed alike. Raises `UsageError` if there is
-        no other stream.
-        """
-        require_streams(self.config, batch_size)
+        """See `Frozen.fresh_memory`. Each text is disturbed alike."""
         self._draw.manual_seed(0)
         return super().fresh_memory(batch_size)
 
@@ -96,7 +130,7 @@ class DisturbedMemory(Frozen):
             if self.config.disturb == "shuffle":
                 old = old.index_select(tokens, order_O)
             else:
-                old = old.roll(1, rows)
+                old = old.roll(x.shape[rows] // 2, rows)
             return torch.cat([first, old, last], tokens)
 
         if isinstance(memory, KeyValueMemory):
@@ -110,8 +144,8 @@ class DisturbedMemory(Frozen):
         return Memory(tuple(states))
 
 
-def require_disturbs(model: TransformerXL, config: DisturbConfig, batch_size: int) -> None:
-    """Raise `UsageError` if the memory of a model cannot be disturbed, or has no other stream."""
+def require_disturbs(model: TransformerXL, config: DisturbConfig) -> None:
+    """Raise `UsageError` if the memory of a model cannot be disturbed."""
     memory = model.config.memory
     queues = [name for name, rule in MEMORIES.items() if keeps_states_in_order(rule)]
     require(
@@ -119,20 +153,8 @@ def require_disturbs(model: TransformerXL, config: DisturbConfig, batch_size: in
         f"--disturb {config.disturb}: changes the states of --memory {' or '.join(queues)}, and the"
         f" memory is {memory}; drop it",
     )
-    require_streams(config, batch_size)
 
 
 def keeps_states_in_order(rule: type[MemoryRule]) -> bool:
     """True if a memory keeps states of single tokens, in the order of the text."""
     return rule.traits.is_queue and "mem_len" not in rule.traits.works_with
-
-
-def require_streams(config: DisturbConfig, n_stream: int) -> None:
-    """Raise `UsageError` if there is no other stream to exchange with; a short text may have fewer
-    than were asked for.
-    """
-    require(
-        config.disturb != "exchange" or n_stream > 1,
-        "--disturb exchange: there is no other stream; give --batch_size of at least 2, and a text"
-        " that is long enough for it",
-    )
