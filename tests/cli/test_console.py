@@ -268,6 +268,17 @@ def test_the_limit_is_named(here: Here) -> None:
     here(f"{SMALL} --dataset text --n_token 50")  # whose size only the text knows
 
 
+def test_a_graph_is_estimated_for_one_gpu_without_shards(here: Here) -> None:
+    small = f"{SMALL} --gpu l40s --dtype float32 --batch_size 8"
+    plan = here.result(f"{small} --cuda_graph")
+    assert plan["DDP"]["launch_s"] == 0 < plan["shards"]["launch_s"]
+    assert plan["limit"].startswith("Computation is the limit")
+    assert here.result(small)["limit"].endswith("or try --compile or --cuda_graph.")
+    assert here.result(f"{small} --gpus 8")["limit"].endswith("or try --compile.")
+    refusal = here.refused(f"{small} --gpus 8 --cuda_graph")
+    assert refusal.endswith("--cuda_graph: for one process, and there are 8; drop it")
+
+
 def test_memory_that_a_system_call_lacks_is_no_disk(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,10 @@ def main(argv: Sequence[str]) -> int:
     ranks = Ranks(0, cluster.gpus, torch.device("cuda"))
     typed, notes = with_fitting_batch(typed, ranks)
     config, context, data, asked, *_ = new_settings(typed, ranks)
+    require(
+        not config.cuda_graph or cluster.gpus == 1,
+        f"--cuda_graph: for one process, and there are {cluster.gpus}; drop it",
+    )
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     n_token = cluster.n_token or data.vocab_size or WORDS.get(data.dataset)
     require(
@@ -90,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     except DataDependentOutputException:  # an encoding that is integrated numerically needs values
         plans, stored, n_weight = estimated()
     device = cluster.device(dtype, tf32=config.tf32)
-    verdict = describe_limit(plans, device, config)
+    verdict = describe_limit(plans, device, config, n_gpu=cluster.gpus)
     print_line(
         f"| {n_weight:,} parameters, {config.batch_size} streams of {context.tgt_len} tokens on"
         f" {cluster.gpus} x {cluster.gpu} ({device.tflops:g} TFLOP/s, {cluster.mfu:.0%} of them"
@@ -200,7 +204,9 @@ def figures(
     return rows
 
 
-def describe_limit(plans: dict[str, Plan], device: Device, config: TrainConfig) -> str:
+def describe_limit(
+    plans: dict[str, Plan], device: Device, config: TrainConfig, *, n_gpu: int
+) -> str:
     """What limits the training, and what helps, in a sentence."""
     ddp, shards = plans.values()
     if min(ddp.peak, shards.peak) > device.gib * 2**30:
@@ -209,6 +215,9 @@ def describe_limit(plans: dict[str, Plan], device: Device, config: TrainConfig) 
             f" with --shard, {ddp.peak / 2**30:.1f} without; try --recompute, --batch_chunk,"
             " --swap_mem or more GPUs."
         )
+    fewer_launches = "--compile"
+    if n_gpu == 1:
+        fewer_launches = "--compile or --cuda_graph"
     fits = ddp.peak <= device.gib * 2**30
     if fits:
         used = ddp
@@ -228,7 +237,7 @@ def describe_limit(plans: dict[str, Plan], device: Device, config: TrainConfig) 
     said = {
         "launches": (
             f"launches are the limit: a step starts kernels for {ms['launch_s']} and computes for "
-            f"{ms['compute_s']}; give each GPU more streams, or try --compile or --cuda_graph."
+            f"{ms['compute_s']}; give each GPU more streams, or try {fewer_launches}."
         ),
         "communication": (
             f"communication is the limit: a step sends for {ms['send_s']} and computes for "

@@ -140,10 +140,15 @@ def memory_plan(
     shard: bool,
 ) -> dict[str, int]:
     """Bytes of a process at its peak by purpose, with DistributedDataParallel or in shards."""
-    config = dataclasses.replace(config, shard=shard)
+    config = _of_kind(config, shard=shard)
     return lasting_bytes(model, config, context, ranks.world) | passing_bytes(
         model, config, context, ranks, dtype
     )
+
+
+def _of_kind(config: TrainConfig, *, shard: bool) -> TrainConfig:
+    """The same in shards, of which no graph can be made, or not."""
+    return dataclasses.replace(config, shard=shard, cuda_graph=config.cuda_graph and not shard)
 
 
 def sent_bytes(model: TransformerXL, config: TrainConfig, world: int, *, shard: bool) -> int:
@@ -183,6 +188,7 @@ def plan(
         config: whose batch divides into the devices.
         dtype: of the matrix products.
     """
+    config = _of_kind(config, shard=shard)
     world = cluster.gpus
     device = cluster.device(dtype, tf32=config.tf32)
     ranks = Ranks(0, world, torch.device("cuda"))
