@@ -4,6 +4,7 @@ There train.py would take the GPU, and bfloat16 there and on many processors, an
 compared with another device's numbers. What only a GPU can show is asked by `python -m benchmarks.gpu_check`.
 """
 
+import logging
 import os
 import shutil
 import tempfile
@@ -55,6 +56,13 @@ long_test = pytest.mark.skipif(
 def seeded() -> None:
     # not those of all devices, which notes a stack for each that is not there
     torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture
+def notices() -> Iterator[None]:
+    """For tests of a program that silences the text library's notices, for good."""
+    yield
+    logging.getLogger("txl.data_utils").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session", autouse=True)

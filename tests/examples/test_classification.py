@@ -1,7 +1,5 @@
 """Fine-tuning a trained model to classify texts."""
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,13 +41,6 @@ def test_every_text_is_in_one_batch() -> None:
     examples = [([i] * (i + 1), i) for i in range(23)]
     found = list(batches(examples, 4, torch.Generator().manual_seed(3)))
     assert sorted(label for batch in found for _, label in batch) == list(range(23))
-
-
-@pytest.fixture
-def notices() -> Iterator[None]:
-    """The program silences those of the text library, for good."""
-    yield
-    logging.getLogger("txl.data_utils").setLevel(logging.NOTSET)
 
 
 @pytest.mark.usefixtures("notices")

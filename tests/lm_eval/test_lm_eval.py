@@ -319,7 +319,7 @@ def test_a_missing_or_old_library_is_named(
 
 @pytest.fixture
 def command(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], notices: None
 ) -> Iterator[Callable[[], Outcome]]:
     """Runs `python -m txl.lm_eval` in this process."""
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # launch sets it
