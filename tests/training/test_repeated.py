@@ -159,7 +159,7 @@ def test_what_cannot_be_recorded_is_named() -> None:
 
     run = a_run().begin()
     run.state.repeat_update(refuse)
-    said = r"^--cuda_graph: an update cannot be recorded \(this waits for the GPU\); drop it$"
+    said = r"^--cuda_graph: an update cannot be recorded \(this waits for the GPU\); give --no"
     with pytest.raises(UsageError, match=said):
         run.train()
     assert run.state.progress.step == 3
@@ -194,7 +194,7 @@ def test_settings_of_which_no_two_updates_are_alike_are_refused(
 
 
 def test_where_it_cannot_be_is_said() -> None:
-    with pytest.raises(UsageError, match="--cuda_graph: the device is cpu; drop it"):
+    with pytest.raises(UsageError, match="--cuda_graph: the device is cpu; give --no_cuda_graph"):
         a_run(cuda_graph=True).begin()
     with pytest.raises(UsageError, match="--optim lamb does not say that"):
         a_run(optim="lamb").begin().state.repeat_update(Recorder())
@@ -202,6 +202,19 @@ def test_where_it_cannot_be_is_said() -> None:
         a_run(optim="adagrad").begin().state.repeat_update(Recorder())
     with pytest.raises(UsageError, match="how much --memory expire_span keeps depends on what it"):
         a_run({"memory": "expire_span"}).begin().state.repeat_update(Recorder())
+
+
+@pytest.mark.parametrize("shape", [{"memory": "compressive", "compress_rate": 4}], ids=str)
+def test_where_no_two_updates_are_alike_is_said_once(
+    shape: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits to be compressed has a length of its own in each update."""
+    monkeypatch.setattr("txl.training.repeated._PATIENCE", 12)
+    recorder = Recorder()
+    repeated(a_run(shape).begin(), recorder).trained()
+    assert recorder.n_recorded == 0
+    (said,) = [line for line in caplog.messages if "graph" in line]
+    assert said.startswith("--cuda_graph: of 12 updates none could be recorded")
 
 
 def test_dropout_is_drawn_alike() -> None:

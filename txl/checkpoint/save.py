@@ -219,7 +219,7 @@ class CheckpointWriter:
     def _copied(self, snapshot: Snapshot) -> Snapshot:
         optimizer = copied(snapshot.optimizer, self.ranks)
         memory = snapshot.memory
-        # nobody writes to a memory
+        # a snapshot has a copy of it
         if memory is None:
             memory = None
         else:

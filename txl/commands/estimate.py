@@ -61,10 +61,6 @@ def main(argv: Sequence[str]) -> int:
     ranks = Ranks(0, cluster.gpus, torch.device("cuda"))
     typed, notes = with_fitting_batch(typed, ranks)
     config, context, data, asked, *_ = new_settings(typed, ranks)
-    require(
-        not config.cuda_graph or cluster.gpus == 1,
-        f"--cuda_graph: for one process, and there are {cluster.gpus}; drop it",
-    )
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     n_token = cluster.n_token or data.vocab_size or WORDS.get(data.dataset)
     require(

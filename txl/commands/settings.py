@@ -36,6 +36,7 @@ from txl.training.folder import open_run, saved_settings
 from txl.training.init import init_weights
 from txl.training.run import require_shares
 from txl.training.schedules import schedule_of
+from txl.training.step import require_one_gpu
 
 AUTO = ("auto",)
 CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
@@ -297,6 +298,8 @@ def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
     if settings.checkpoint is None:
         schedule_of(config).require_fits()
     require_shares(config, ranks)
+    if config.cuda_graph:
+        require_one_gpu(ranks)
     if config.reset != "never":
         require_masks_documents(shape)
         fused = (

@@ -14,7 +14,7 @@ from txl.inference.key_values import KeyValueMemory
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import product_dtype
-from txl.runtime.recording import Record, recorded
+from txl.runtime.recording import Record, on_device, recorded
 
 _LOG = logging.getLogger(__name__)
 # recordings, each with buffers for a whole memory: full segments and a text's shorter last one
@@ -178,7 +178,8 @@ class CudaGraphModel(Frozen):
         recording = self._recordings.pop(key, None)
         if recording is None and not self.failed:
             try:
-                recording = _Recording(self.model, h_BTD, memory, context, self._record)
+                with on_device(self.model.device):
+                    recording = _Recording(self.model, h_BTD, memory, context, self._record)
             except RuntimeError as error:  # a layer may use operations that a graph cannot contain
                 self.failed = True
                 _LOG.warning("no CUDA graph, running without: %s", str(error).splitlines()[0])

@@ -13,7 +13,7 @@ from txl.model.span import Span
 
 
 class State(NamedTuple):
-    """What one layer remembers: plain tensors, one row a stream. Never written to."""
+    """What one layer remembers: plain tensors, one row a stream. Only who made it writes to it."""
 
     hidden_BMD: Tensor  # inputs of the layer for the last tokens, without positions
     extra: Mapping[str, Tensor] = {}  # further tensors of other memories, by name

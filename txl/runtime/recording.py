@@ -3,6 +3,7 @@ one by one.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -31,6 +32,13 @@ def recorded(work: Callable[[], None]) -> Callable[[], None]:
         generator.graphsafe_set_state(before)
         raise RuntimeError(str(_first(error))) from error
     return graph.replay
+
+
+def on_device(device: torch.device) -> AbstractContextManager[None]:
+    """Inside, work is recorded on this device, also where it is not the first GPU."""
+    if device.type == "cuda":
+        return torch.cuda.device(device)
+    return nullcontext()
 
 
 def _first(error: BaseException) -> BaseException:

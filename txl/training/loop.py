@@ -26,7 +26,7 @@ from txl.training.budget import FIRST_LINE, LINE, SAVE, Pace, read_ballot
 from txl.training.finite import require_finite_weights
 from txl.training.meter import Meter
 from txl.training.metrics import Metrics
-from txl.training.repeated import Batch
+from txl.training.nats import Batch
 from txl.training.sharding import reshard
 from txl.training.step import TrainState
 
@@ -63,7 +63,7 @@ class Validation:
             limit = n_segment
         numbered = ((i, segment) for i, stream in enumerate(self.streams) for segment in stream)
         blanks = self._blanks(model, min(limit, n_segment), ranks)
-        segments: Iterator[tuple[int, Batch]] = itertools.chain(
+        segments: Iterator[tuple[int, tuple[Tensor, Tensor, Tensor | None]]] = itertools.chain(
             itertools.islice(numbered, limit), blanks
         )
         read = until_stopped(segments, request, ranks)

@@ -10,6 +10,11 @@ from txl.model.streams import Memory
 from txl.model.transformer import Output, TransformerXL
 from txl.ops.numbers import total
 
+Batch = tuple[Tensor, Tensor, Tensor | None]
+"""(input, target, tokens before each input token in its document or None), as the text library
+yields them.
+"""
+
 
 class Nats(nn.Module):
     """Its forward pass returns loss and nats of each target, the memory, and what that adds to the

@@ -136,7 +136,8 @@ class Optimizers:
                         raise ValueError(
                             f"holds no {kind} of {self._names[parameter]}, or of another shape"
                         )
-                    on_host = kind == "step" and not group.get("fused")
+                    on_device = group.get("fused") or group.get("capturable")
+                    on_host = kind == "step" and not on_device
                     optimizer.state[parameter][kind] = value.to(
                         "cpu" if on_host else parameter.device
                     )

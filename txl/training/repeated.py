@@ -1,5 +1,6 @@
 """An update that is recorded once and repeated as a CUDA graph (--cuda_graph)."""
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,12 +10,12 @@ from torch import Tensor
 from txl.config import UsageError
 from txl.model.streams import Memory
 from txl.ops.lookup import check_ids, shapes_for_any_ids
-from txl.runtime.recording import Record, recorded
+from txl.runtime.recording import Record, on_device, recorded
+from txl.training.nats import Batch
 
-Batch = tuple[Tensor, Tensor, Tensor | None]
-"""(input, target, tokens before each input token in its document or None), as the text library
-yields them.
-"""
+_LOG = logging.getLogger(__name__)
+_PATIENCE = 100
+"""Updates after which it is said that none could be recorded."""
 
 
 class Update(NamedTuple):
@@ -58,6 +59,7 @@ class RepeatedUpdate:
         self._record = record
         self._last_shapes: list[torch.Size] | None = None
         self._recording: _Recording | None = None
+        self._n_alone = 0
 
     def __call__(self, batch: Batch, memories: list[Memory | None]) -> Update:
         """Make one update. Raises `UsageError` if it cannot be recorded."""
@@ -66,6 +68,7 @@ class RepeatedUpdate:
             self._recording = self._recorded(batch, memories)
         self._last_shapes = shapes
         if self._recording is None or self._recording.shapes != shapes:
+            self._note()
             return self._update(batch, memories)
         for ids in batch[:2]:
             check_ids(ids, self._n_token)
@@ -75,13 +78,24 @@ class RepeatedUpdate:
         """True if the last update had these shapes, and left memories of the same."""
         return shapes is not None and shapes == self._last_shapes
 
+    def _note(self) -> None:
+        """Say so where the flag is of no use: nothing has been recorded for long."""
+        self._n_alone += 1
+        if self._recording is None and self._n_alone == _PATIENCE:
+            _LOG.warning(
+                "--cuda_graph: of %d updates none could be recorded, since each read a memory or a"
+                " segment of another length than the one before; they are faster without it",
+                _PATIENCE,
+            )
+
     def _recorded(self, batch: Batch, memories: list[Memory | None]) -> "_Recording":
         try:
-            return _Recording(self._update, batch, memories, self._device, self._record)
+            with on_device(self._device):
+                return _Recording(self._update, batch, memories, self._device, self._record)
         except RuntimeError as error:  # a layer may have operations that a graph cannot hold
             why = str(error).splitlines()[0]
             raise UsageError(
-                f"--cuda_graph: an update cannot be recorded ({why}); drop it"
+                f"--cuda_graph: an update cannot be recorded ({why}); give --no_cuda_graph"
             ) from None
 
 

@@ -26,10 +26,10 @@ from txl.training.budget import Budget
 from txl.training.config import TrainConfig
 from txl.training.finite import BadStep, GradientWatch, NonFiniteError, without_bad_rows
 from txl.training.learning import learning_parameters
-from txl.training.nats import Nats
+from txl.training.nats import Batch, Nats
 from txl.training.optim import Optimizers
 from txl.training.optimizers import WeightAverage
-from txl.training.repeated import Batch, RepeatedUpdate, Update
+from txl.training.repeated import RepeatedUpdate, Update
 from txl.training.schedules import Plateau, schedule_of
 from txl.training.sharding import reshard
 from txl.training.update_rules import rule_of
@@ -126,30 +126,24 @@ class TrainState:
         )
         self.update: Callable[[Batch, list[Memory | None]], Update] = self._update
         if config.cuda_graph:
-            on_gpu = ranks.device.type == "cuda"
-            require(on_gpu, f"--cuda_graph: the device is {ranks.device.type}; drop it")
+            require_one_gpu(ranks)
             self.repeat_update(recorded)
 
     def repeat_update(self, record: Record) -> None:
         """Let updates be recorded once and repeated. Raises `UsageError` if they cannot be."""
-        n_process = self.ranks.world
         require(
-            n_process == 1,
-            f"--cuda_graph: for one process, and there are {n_process}; drop it",
-        )
-        require(
-            self.optimizers.reads_device,
-            f"--cuda_graph: --optim {self.config.optim} does not say that it finds its rate and its"
-            " counts on the device (`reads_device`); use adam, adamw, sgd or muon",
+            self.optimizers.reads_device and self.optimizers.can_skip_on_device,
+            f"--cuda_graph: --optim {self.config.optim} does not say that its step finds rate and"
+            " counts on the device, and that it can be left out there (`reads_device`,"
+            " `skips_on_device`); use adam, adamw, sgd or muon",
         )
         for layer in self.model.layers:
             require(
                 layer.memory.traits.keeps_places,
                 f"--cuda_graph: how much --memory {self.model.config.memory} keeps depends on what"
-                " it reads, which no graph can hold; drop one of them",
+                " it reads, which no graph can hold; give --no_cuda_graph or another memory",
             )
-        # on a CPU too, where tests repeat updates
-        self.checks_later = self.optimizers.can_skip_on_device
+        self.checks_later = True  # on a CPU too, where tests repeat updates
         self.optimizers.move_rate_to(self.ranks.device)
         n_token = self.model.config.n_token
         self.update = RepeatedUpdate(self._update, self.ranks.device, n_token, record)
@@ -414,7 +408,10 @@ class TrainState:
             return
         where = self._describe(bad, bad_ranks)
         if self.config.on_nonfinite == "stop":
-            raise NonFiniteError(where + _STOPPED)
+            advice = _STOPPED
+            if self.config.cuda_graph:
+                advice += " --no_cuda_graph"
+            raise NonFiniteError(where + advice)
         progress.n_skipped_in_a_row += 1
         progress.n_skipped += 1
         if progress.n_skipped_in_a_row > self.config.max_nonfinite:
@@ -452,6 +449,16 @@ _STOPPED = (
     "; the update was not made; lower --lr, or continue from the last checkpoint with --resume"
     " --on_nonfinite skip"
 )
+
+
+def require_one_gpu(ranks: Ranks) -> None:
+    """Raise `UsageError` if updates cannot be recorded here."""
+    device = ranks.device.type
+    require(device == "cuda", f"--cuda_graph: the device is {device}; give --no_cuda_graph")
+    require(
+        ranks.world == 1,
+        f"--cuda_graph: for one process, and there are {ranks.world}; give --no_cuda_graph",
+    )
 
 
 def autocast_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
