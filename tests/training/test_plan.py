@@ -1,5 +1,7 @@
 """Plans for many GPUs: bytes sent are those that PyTorch sends, memory of fake weights is that of real ones."""
 
+import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,6 +120,19 @@ def test_shards_take_their_part_of_the_memory() -> None:
         assert part[name] == whole[name] // WORLD
     assert part["activations"] == whole["activations"]
     assert 0 < part["gathered"] <= 2 * whole["weights"] == 2 * weight_bytes(model)
+
+
+def test_a_graph_computes_all_words_in_each_cluster() -> None:
+    """4 x 8 tokens: three copies of their logits in all clusters more, less those of their share."""
+    config = TrainConfig(batch_size=4)
+    activations = []
+    for cuda_graph in (False, True):
+        asked = dataclasses.replace(config, cuda_graph=cuda_graph)
+        plan = memory_plan(TransformerXL(SHAPE), asked, CONTEXT, CPU, torch.float32, shard=False)
+        activations.append(plan["activations"])
+    n_word = math.log(640)
+    more = [32 - int(32 * math.log(b / a) / n_word) for a, b in ((64, 320), (320, 640))]
+    assert activations[1] - activations[0] == 4 * 3 * (more[0] * 256 + more[1] * 320)
 
 
 def test_a_checkpoint_holds_the_memory_of_all_streams() -> None:

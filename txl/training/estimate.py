@@ -109,7 +109,8 @@ def passing_bytes(
     if config.recompute or shape.reversible:
         layers = layer + state * (2 if shape.reversible else shape.n_layer)
         layers += (config.n_part - 1) * _bytes(remembered(shape, context, n_stream))
-    activations = layers + 2 * layer + 4 * state + _logit_bytes(shape, n_token, ranks.device)
+    logits = _logit_bytes(shape, n_token, ranks.device, all_in_each=config.cuda_graph)
+    activations = layers + 2 * layer + 4 * state + logits
     if dtype != torch.float32:
         activations += weights * dtype.itemsize // 4  # autocast caches cast weights
     activations += table
@@ -126,14 +127,21 @@ def passing_bytes(
     return found
 
 
-def _logit_bytes(shape: ModelConfig, n_token: int, device: torch.device) -> int:
+def _logit_bytes(
+    shape: ModelConfig, n_token: int, device: torch.device, *, all_in_each: bool
+) -> int:
     """Bytes of logits, probabilities and their gradients in all clusters of the softmax. A text is
     assumed to have as many tokens in a cluster as Zipf's law says.
+
+    Args:
+        all_in_each: each cluster computes all tokens, see `txl.ops.lookup.shapes_for_any_ids`.
     """
     most = BUDGET["cpu" if device.type == "cpu" else "cuda"]
     n_word = math.log(max(2, shape.n_token))
     borders = (1, *shape.cutoffs, shape.n_token)
     shares = (1.0, *(math.log(b / a) / n_word for a, b in pairwise(borders[1:])))
+    if all_in_each:
+        shares = (1.0,) * len(shape.cluster_sizes)
     wanted = []
     for share, size in zip(shares, shape.cluster_sizes, strict=True):
         wanted.append(int(n_token * share) * size)
