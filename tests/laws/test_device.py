@@ -65,9 +65,12 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("memory", LENGTHS)
+@pytest.mark.parametrize(
+    ("memory", "has_documents"),
+    [*((memory, False) for memory in LENGTHS), ("fifo", True), ("sinks", True), ("infini", True)],
+)
 def test_a_repeated_step_asks_for_no_number_whatever_it_remembers(
-    memory: str, monkeypatch: pytest.MonkeyPatch
+    memory: str, has_documents: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor for the ids, which are on the device there: a graph holds nothing that depends on them. `expire_span` is not
     here: how much it remembers depends on what it reads."""
@@ -80,8 +83,9 @@ def test_a_repeated_step_asks_for_no_number_whatever_it_remembers(
     repeats = []
     state.repeat_update(lambda work: lambda: repeats.append(work()))
     token_BT = torch.randint(0, 50, (2, 33))
+    since_BT = torch.randint(0, 9, (2, 4)) if has_documents else None
     for first in range(0, 32, 4):
-        state.step(token_BT[:, first : first + 4], token_BT[:, first + 1 : first + 5])
+        state.step(token_BT[:, first : first + 4], token_BT[:, first + 1 : first + 5], since_BT)
     assert repeats
 
 
