@@ -148,12 +148,17 @@ def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> It
             raise error
 
     seen = {os.path.realpath(top)}
+    ours = _of_run(top)
     for folder, below, names in os.walk(top, onerror=stop, followlinks=True):
         here = Path(folder)
+        own = set[str]()
+        if here == top:
+            own = ours
         wanted = []
         for name in sorted(below):
             path = here / name
-            if not name.startswith(".") and (folders is None or path in folders):
+            is_named = folders is None or path in folders
+            if not name.startswith(".") and name not in own and is_named:
                 wanted.append(path)
         left_out += filter(_is_ours, wanted)
         below.clear()
@@ -163,16 +168,43 @@ def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> It
                 below.append(path.name)
         for name in names:
             path = here / name
-            if not name.startswith(".") and name != CHECKED and (only is None or path in only):
+            if name.startswith(".") or name == CHECKED or name in own:
+                continue
+            if only is None or path in only:
                 if kind_of(path):
                     require_regular(path)
                 yield path
 
 
 def _is_ours(folder: Path) -> bool:
-    """True for a folder that txl writes: a cache, the store of a text, a run."""
-    is_run = (folder / "metrics.jsonl").is_file() and any(folder.glob("step_*"))
-    return folder.name == CACHE or (folder / RECORD).is_file() or is_run
+    """True for a folder that txl writes: a cache, the store of a text, a run, a study and one of
+    its trainings.
+    """
+    if folder.name == CACHE or (folder / RECORD).is_file() or _is_run(folder):
+        return True
+    is_study = (folder / "contrasts.json").is_file() and (folder / "runs").is_dir()
+    has_table = (folder / "study.json").is_file() and (folder / "table.md").is_file()
+    is_training = (folder / "begun.json").is_file() and (folder / "log.txt").is_file()
+    return is_study or has_table or is_training
+
+
+def _is_run(folder: Path) -> bool:
+    """True if its metrics.jsonl is one of train.py's, also before the first checkpoint."""
+    if (folder / "metrics.jsonl").is_file() and any(folder.glob("step_*")):
+        return True
+    try:
+        with open(folder / "metrics.jsonl", "rb") as file:
+            return file.readline(2**20).startswith(b'{"kind": "start", ')
+    except OSError:
+        return False
+
+
+def _of_run(folder: Path) -> set[str]:
+    """What a run has written into a folder that is one of a text, too."""
+    if not _is_run(folder):
+        return set()
+    names = {"metrics.jsonl", "log.txt", "tensorboard"}
+    return names | {path.name for path in folder.glob("step_*")}
 
 
 def require_regular(path: Path) -> None:

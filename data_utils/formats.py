@@ -242,6 +242,11 @@ def _table_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
             for n, row in enumerate(rows, 1):
                 if n % 4096 == 0:
                     tick()
+                if None in row:  # cells behind the last name
+                    raise DataError(
+                        f"{path}, row {n}: has more cells than the {len(names)} that the first row"
+                        " names; put cells in quotes that hold what separates them"
+                    )
                 yield n, row[field]
         except UnicodeDecodeError as error:
             raise no_text(str(path), error.object, error) from None

@@ -274,7 +274,7 @@ def signs_of(ids: np.ndarray, *, is_plain: bool) -> Signs:
         block = np.asarray(ids[begin : begin + _BLOCK])
         low = int(block.min())
         high = int(block.max())
-        if low < 0 <= least:
+        if low < 0 and first_negative < 0:
             first_negative = begin + int(np.argmax(block < 0))
         least = min(least, low)
         largest = max(largest, high)

@@ -566,6 +566,15 @@ def test_a_table_is_read_as_rows_of_a_column(tmp_path: Path, name: str, delimite
         open_any(tmp_path / name, text_field="body")
 
 
+def test_a_row_of_a_table_with_more_cells_than_names_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text("text\nno comma\nHello, dear world\n")
+    said = (
+        r"my\.csv, row 2: has more cells than the 1 that the first row names; put cells in quotes"
+    )
+    with pytest.raises(DataError, match=said):
+        open_any(tmp_path / "my.csv")
+
+
 def test_tables_beside_texts_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_text(TABLE)
     (tmp_path / "my.txt").write_bytes(blank())

@@ -336,6 +336,11 @@ BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"vocab_size": 9},
         r"valid\.npy: holds the id -1, first at index 1",
     ),
+    "negative from the first on": (
+        {"valid": np.array([-1, 3])},
+        {"vocab_size": 9},
+        r"valid\.npy: holds the id -1, first at index 0",
+    ),
     "-1 as uint32": (
         {"valid": np.array([3, 2**32 - 1], np.uint32)},
         {},

@@ -177,6 +177,28 @@ def test_what_txl_writes_below_data_is_no_text_and_said(tmp_path: Path, glob: st
     assert sorted(sources_of(data).splits) == [tmp_path / "a.txt", tmp_path / "runs/notes.txt"]
 
 
+BEGUN = '{"kind": "start", "step": 0}\n'
+
+
+def test_what_a_run_or_a_study_has_begun_to_write_is_no_text(tmp_path: Path) -> None:
+    """A run without a checkpoint, a study with one training, and a folder that is the run's, too."""
+    ours = [
+        "study/contrasts.json",
+        "study/runs/a/seed_1/log.txt",
+        "elsewhere/seed_1/log.txt",
+        "elsewhere/seed_1/begun.json",
+        "done/study.json",
+        "done/table.md",
+        "mine/log.txt",
+        "log.txt",
+        "step_00000003/vocab.txt",
+    ]
+    write_all(tmp_path, ["a.txt", "notes.md", *ours])
+    (tmp_path / "mine/metrics.jsonl").write_text(BEGUN)
+    (tmp_path / "metrics.jsonl").write_text(BEGUN)
+    assert sorted(sources_of(str(tmp_path)).splits) == [tmp_path / "a.txt", tmp_path / "notes.md"]
+
+
 @pytest.mark.parametrize("glob", ["", "/*/*.txt"])
 def test_links_to_folders_are_followed_and_each_folder_is_read_once(
     tmp_path: Path, glob: str

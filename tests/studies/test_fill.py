@@ -360,6 +360,7 @@ REFUSED = {
     asks("[1][0]"): "write numbers",
     asks("1 /"): "no expression",
     asks("1 / 0"): "cannot be computed",
+    asks("log(0)"): "cannot be computed",
     asks('flag("a", "optim")'): "'optim': not in 'a'",
     asks("1")
     + "2.5\n<!-- numbers:\n3.5 = 1\n-->\n": "page.md:6: 3.5 = 1: the text before it has no",

@@ -268,6 +268,21 @@ def test_what_is_done_is_not_done_again_or_overwritten(
     assert sorted(programs.called) == expected
 
 
+def test_a_training_that_was_stopped_is_not_gone_on_with_by_other_flags(
+    programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """train.py would go on: of how long a run is, another length may be asked for."""
+    one = ["--only", "small", "--seeds", "1"]
+    programs.fail = "train small 1"
+    assert study(STUDY, *one) == 1
+    Path("out/runs/small/seed_1/run").mkdir()
+    programs.fail = ""
+    assert study(STUDY.replace("max_step = 4", "max_step = 3"), *one) == 1
+    said = capsys.readouterr().out
+    assert "small, seed 1: failed: out/runs/small/seed_1: its training began with other" in said
+    assert "train small 1" not in programs.called
+
+
 def test_an_evaluation_with_other_flags_is_not_reported_and_made_again(programs: Programs) -> None:
     assert study() == 0
     programs.called.clear()

@@ -98,7 +98,9 @@ def evaluated(source: Source, figures: Callable[[Path], Figures]) -> str:
         raise UsageError(f"{where}: no expression") from None
     try:
         value = _value(tree, lambda: figures(source.path))
-    except (ArithmeticError, TypeError, KeyError, IndexError) as error:
+    except UsageError:
+        raise
+    except (ArithmeticError, TypeError, KeyError, IndexError, ValueError) as error:
         raise UsageError(f"{where}: cannot be computed ({error})") from None
     is_number = isinstance(value, int | float) and math.isfinite(value)
     require(is_number, f"{where}: is {value!r}, no number")

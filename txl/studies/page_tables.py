@@ -223,7 +223,9 @@ def _cost(figures: Figures, asked: Asked, row: str, column: str) -> str:
     if column == PEAK:
         return f"{figures.cost(row, PEAK):,.{asked.digits_of(column, 0)}f}"
     if column == "tokens_per_cpu_second":
-        number = figures.cost(row, "tokens") / figures.cost(row, "cpu_seconds")
+        seconds = figures.cost(row, "cpu_seconds")
+        require(seconds > 0, f"{figures.path}: {row!r}: cpu_seconds was not measured")
+        number = figures.cost(row, "tokens") / seconds
         return f"{number:,.{asked.digits_of(column, 0)}f}"
     there = "; ".join([*figures.columns([row]), *HEADS])
     require(column in COSTS, f"{figures.path}: {row!r}: no column {column!r}; there are {there}")

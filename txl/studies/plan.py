@@ -255,8 +255,15 @@ def _require_common_seeds(path: Path, study: Study) -> None:
 def _seeds(place: str, seeds: Any) -> tuple[int, ...]:
     good = isinstance(seeds, list) and bool(seeds) and all(type(seed) is int for seed in seeds)
     require(good, f"{place}: give whole numbers")
+    for seed in seeds:
+        require_seed(place, seed)
     require(len(set(seeds)) == len(seeds), f"{place}: one is there twice")
     return tuple(seeds)
+
+
+def require_seed(place: str, seed: int) -> None:
+    """Raise `UsageError` unless train.py takes a number for a seed."""
+    require(0 <= seed < 2**32, f"{place}: {seed}: a seed is at least 0 and below 2^32")
 
 
 def _search(path: Path, table: Mapping[str, Any], variants: Mapping[str, Flags]) -> Search:
@@ -269,6 +276,7 @@ def _search(path: Path, table: Mapping[str, Any], variants: Mapping[str, Flags])
             fits(value, kinds[key]),
             f"{place}.{key}: {value!r}: must be of type {kinds[key].__name__}",
         )
+    require_seed(f"{place}.seed", fields["seed"])
     of = fields["of"].replace("-", "_")
     factor = float(fields["factor"])
     require(factor > 1, f"{place}.factor {factor:g}: must be above 1")
@@ -310,7 +318,7 @@ def _best(path: Path, table: Mapping[str, Any], evaluations: Mapping[str, Flags]
     for column, name in table.items():
         place = f"{path}: best: {column}"
         require(
-            name in evaluations,
+            isinstance(name, str) and name in evaluations,
             f"{place}: {name!r}: no such evaluation; there are {', '.join(evaluations)}",
         )
         require(
@@ -414,6 +422,7 @@ def _flags(path: Path, content: Mapping[str, Any]) -> Flags:
     Raises `UsageError` if a value is none of a flag, as a date is.
     """
     for name, value in content.items():
+        require(name != "help", f"{path}: help: asks for a text and trains nothing; leave it out")
         for one in value if isinstance(value, list) else [value]:
             good = isinstance(one, str | int) or (isinstance(one, float) and math.isfinite(one))
             require(good, f"{path}: {name}: {one}: give text, a finite number, true or false")

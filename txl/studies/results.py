@@ -221,11 +221,11 @@ def _validated(
 
 def _seconds(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """The sum of what the updates took, not of the clock: a run may have been stopped for a night.
-    None if a record does not say.
+    None if there are no records, or one does not say.
     """
     steps = [record["step"] for record in records]
     taken = [record.get(name) for record in records]
-    if None in taken:
+    if not taken or None in taken:
         return None
     return sum(
         (step - before) * ms / 1000

@@ -37,8 +37,11 @@ from txl.training.config import TrainConfig
 from txl.training.metrics import RECORDS, curve_of
 
 DONE = "done.json"
+BEGUN = "begun.json"
 LOG = "log.txt"
-"""In the folder of a task: what has been done with which flags, and what its programs printed."""
+"""In the folder of a task: what has been done with which flags, the flags that its training began
+with, and what its programs printed.
+"""
 
 
 NOT_FINITE = "is not finite"
@@ -214,7 +217,21 @@ def _do(study: Study, task: Task, n_thread: int, programs: Programs) -> bool:
 
 
 def _train(task: Task, program: Callable[[list[str]], None]) -> None:
+    """Train a task, or go on with its training.
+
+    Raises `TaskError` if that began with other flags, also where train.py would go on with them:
+    a schedule of another length would be counted with the rest.
+    """
     run = task.folder / "run"
+    begun = task.folder / BEGUN
+    if begun.exists() and run.exists():
+        if read_json(begun) != task.flags:
+            raise TaskError(
+                f"{task.folder}: its training began with other flags; name another --folder, or"
+                " remove this one"
+            )
+    else:
+        write_json(begun, task.flags)
     program(["train", "--work_dir", str(run), "--resume", *words(task.flags, run)])
 
 

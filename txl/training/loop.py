@@ -146,7 +146,8 @@ def train(
             evaluate_now = _evaluation_is_due(state)
             asked, due = read_ballot(vote.agree(pace.ballot(request.noted)))
             by_clock = state.budget is not None
-            if progress.step % config.log_interval == 0 or (by_clock and evaluate_now):
+            is_last = state.is_over
+            if progress.step % config.log_interval == 0 or is_last or (by_clock and evaluate_now):
                 state.check()
                 _report(state, meter.read(), bar, metrics)
                 pace.note_line()
