@@ -199,10 +199,7 @@ def has_tokens(text: str, vocab: Tokenizer) -> bool:
 def _running(text: str, tokens: Encoded, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeText:
     if not len(tokens.ids):
         raise DataError(f"{name}: is empty; it needs at least one token")
-    sizes_N4 = sizes_of(text, tokens.ends)
-    if not text.endswith(("\n", "\r")):  # a last line without a line end counts
-        sizes_N4[-1, MEASURES.index("lines")] += 1
-    sizes = _named(sizes_N4, tokens.ids, vocab)
+    sizes = _named(sizes_of(text, tokens.ends), tokens.ids, vocab)
     if (n_unknown := int(sizes["unknown"].sum())) and not is_noticed:
         notice = "%s: %d of %d %s are not in the vocabulary and are read as %s"
         _LOG.warning(notice, name, n_unknown, len(tokens.ids), vocab.unit, UNK)

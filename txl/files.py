@@ -200,23 +200,27 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises `SystemExit` if it would end the process at once, so that cleanup runs.
+    """SIGTERM, and SIGHUP of a terminal that is closed, raise `SystemExit` if they would end the
+    process at once, so that cleanup runs.
 
     Also a decorator.
     """
 
-    def end(*_: object) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
 
-    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if not is_default or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
+    caught = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                caught.append(number)
+    for number in caught:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def take_lock(descriptor: int, *, wait: bool) -> bool:

@@ -80,7 +80,8 @@ def test_a_text_too_short_to_tell_what_a_disturbed_memory_costs(here: Here) -> N
             "streams 32 tokens apart, of which a segment sees",
         ),
         ("exchange --reset document", "exchanges streams of one text; give --reset never"),
-        ("shuffle --mem_len 6 4 --disturb_beyond 4", "a memory of 4 has nothing older"),
+        ("shuffle --mem_len 6 5 --disturb_beyond 4", "a memory of 5 has nothing older to shuffle"),
+        ("exchange --mem_len 4 --disturb_beyond 4", "has nothing older to exchange; give less, or"),
         ("shuffle --text text/valid.txt", "no effect with --text"),
     ],
 )

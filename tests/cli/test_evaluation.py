@@ -188,6 +188,12 @@ def test_results_that_cannot_be_written_are_refused_before_the_evaluation(here: 
     assert (outcome.out, outcome.err) == ("", "eval.py: text: Is a directory; check the name\n")
 
 
+def test_two_readings_of_one_memory_are_no_comparison_which_is_said(here: Here) -> None:
+    said = "--borders both: compares memories; give --mem_len at least two lengths\n"
+    assert here("eval --split test --mem_len 4 --borders both").out.endswith(said)
+    assert "give --mem_len" not in here("eval --split test --mem_len 0 4 --borders both").out
+
+
 def test_a_run_that_cannot_be_written_to_is_evaluated_without_a_picture(here: Here) -> None:
     Path("run/.context.png.writable").mkdir()
     assert "no picture is drawn" in here("eval --split test --mem_len 0 8").err

@@ -284,13 +284,13 @@ BOUNDS = {
     "at least 1 and below 2^63": (
         "div_val lsh_reach max_step log_interval save_interval keep_last max_nonfinite max_step_scheduler "
         "eval_interval eval_tgt_len eval_batch_size max_size length num_samples num_beams batch_size "
-        "dynamic_segments knn_tokens knn_k recl_every"
+        "dynamic_segments knn_tokens knn_k recl_every recl_step recl_longest"
     ),
     "at least 1e-30 and at most 1 and finite": "top_p typical_p",
     "at least 1e-30 and finite": "repetition_penalty knn_temperature",
     "at least 2 and at most 65536": "compress_rate",
     "at least 2 and below 2^63": "lsh_bucket",
-    "below 2^63": "cutoffs resume recl_step recl_longest lookup_layer",
+    "below 2^63": "cutoffs resume lookup_layer",
     "finite": "gate_bias",
     "at least -20 and at most 20 and finite": "length_penalty",
 }

@@ -284,9 +284,10 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
 def test_a_write_that_a_signal_ends_or_that_fails_leaves_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit, match="143"), written_whole(folder / "file"):
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    for number, status in ((signal.SIGTERM, "143"), (signal.SIGHUP, "129")):
+        with pytest.raises(SystemExit, match=status), written_whole(folder / "file"):
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
     assert not list(folder.glob("*file*"))
     corpus = open_text(folder)
 

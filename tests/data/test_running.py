@@ -182,6 +182,9 @@ def test_a_character_that_train_lacks_is_unk_with_a_notice(
     assert corpus.vocab.decode(corpus.split("valid")) == ["t", "h", "e", " ", "<unk>", "\n"]
     assert "1 of 6 characters are not in the vocabulary" in caplog.text
     assert encode_text("z", corpus.vocab, name="text").surfaces == ["z"]
+    for text, n_line in (("the", 0), ("the\nth", 1), ("the\n", 1)):  # as among words
+        read = encode_text(text, corpus.vocab, name="text")
+        assert read.sizes["lines"].sum() == n_line
 
 
 def test_a_trained_vocabulary_is_kept_and_made_anew_for_another_size(folder: Path) -> None:

@@ -25,13 +25,15 @@ from txl.commands.scoring import (
 )
 from txl.config import Context, require
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.transfer import names_in
 from txl.evaluation.config import EVAL, EvalConfig, ReclConfig, ScoreConfig
 from txl.evaluation.cost import Cost, costs_of
 from txl.evaluation.gain import Gain, gains_of
 from txl.evaluation.measures.token_losses import write_losses
+from txl.evaluation.outputs import require_outputs
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor
-from txl.evaluation.report import HEAD, print_remarks, require_outputs, write_results
+from txl.evaluation.report import HEAD, print_remarks, write_results
 from txl.evaluation.rows import Row
 from txl.evaluation.test_time import Additions, prepared
 from txl.language.model import LanguageModel
@@ -120,6 +122,8 @@ def report(
     print_remarks(rows)
     for one in (*gains, *costs):
         print_line(one.sentence())
+    if config.borders == "both" and not gains:
+        print_line("--borders both: compares memories; give --mem_len at least two lengths")
     if config.token_losses:
         write_losses(Path(config.token_losses), [row.tokens for row in rows if row.tokens], **how)
     if config.json:
@@ -167,7 +171,8 @@ def score_splits(
     pictures = pictures_of(config, lm.run or Path())
     if ranks.is_main:
         announce(corpus, names, config)
-        require_outputs(config.json, config.token_losses)
+        outputs = {"--json": config.json, "--token_losses": config.token_losses}
+        require_outputs(outputs, dict.fromkeys(names_in(data.data), "--data"))
         pictures = drawable(pictures, config)
     rows: list[Row] = []
     gains: list[Gain] = []

@@ -17,8 +17,9 @@ from txl.data_utils.corpus import DataConfig
 from txl.data_utils.segments import RowStream, window_streams
 from txl.evaluation.config import EVAL, SCORE, ReclConfig
 from txl.evaluation.measures import recl
+from txl.evaluation.outputs import require_outputs
 from txl.evaluation.plots import drawable, picture_folder, plot_recl, unused
-from txl.evaluation.report import require_outputs, write_json
+from txl.evaluation.report import write_json
 from txl.evaluation.score import require_finite
 from txl.language.model import LanguageModel
 from txl.model.autocast import dtype_on, require_in_range
@@ -69,7 +70,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     require(len(ids) > longest, f"--recl_longest {config.recl_longest}: {short}; {advice}")
     pictures = []
     if ranks.is_main:
-        require_outputs(config.json)
+        require_outputs({"--json": config.json})
         pictures = drawable(
             [unused(picture_folder(config, first.run or Path()) / "recl.png")], config
         )

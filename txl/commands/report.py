@@ -16,7 +16,7 @@ from txl.commands.reporting import folder_of, report_of, say_where
 from txl.config import build, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import ReportConfig
-from txl.evaluation.report import require_outputs
+from txl.evaluation.outputs import require_outputs
 from txl.language.model import LanguageModel
 from txl.language.sources import located
 from txl.report.page import write_page
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
         f"--json {asked.json}: holds the figures of one run; leave it out, each run keeps its own",
     )
     page = page_for(asked)
-    require_outputs(str(page), asked.json)
+    require_outputs({"--out": str(page), "--json": asked.json})
     # what is refused, before anything is measured
     known = [known_report(run, typed) for run in asked.runs]
     reports = []
@@ -128,7 +128,7 @@ def measured(run: str, asked: ReportConfig, typed: Typed) -> Report:
         target = Path(asked.json)
     else:
         target = folder_of(lm) / JSON
-    require_outputs(str(target))
+    require_outputs({"--json": str(target)})
     report = report_of(lm, asked, typed)
     for gain in report.gains:
         if gain.longer == report.compared[-1]:

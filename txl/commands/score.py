@@ -25,6 +25,7 @@ from txl.data_utils.documents import documents_of
 from txl.data_utils.free_text import FreeText, encode_after, encode_text, has_tokens, read_text
 from txl.data_utils.tokenizer import UNK, Tokenizer
 from txl.evaluation.config import EVAL, SCORE, ScoreConfig
+from txl.evaluation.outputs import require_outputs
 from txl.evaluation.reading import Reading, within
 from txl.evaluation.report import (
     Part,
@@ -32,7 +33,6 @@ from txl.evaluation.report import (
     as_tsv,
     print_parts,
     print_table,
-    require_outputs,
     write_results,
     write_tokens,
 )
@@ -114,7 +114,8 @@ def score_file(
         if not context:
             encode_text(context, vocab, name=config.context)  # which refuses it
     texts = texts_of(read_text(config.text, vocab), context, begins, config, lm, how)
-    require_outputs(config.json, config.per_token)
+    read = {config.text: "--text", config.context: "--context", config.memory_file: "--memory_file"}
+    require_outputs({"--json": config.json, "--per_token": config.per_token}, read)
     if additions.read_training_text:
         training = training_text(lm, lm.corpus(data), ranks)
     else:

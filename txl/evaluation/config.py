@@ -178,8 +178,10 @@ class ReclConfig(Lengths):
         "relative effective context length of these runs or checkpoints on one split; a table and"
         " recl.png",
     )
-    recl_step: int = option(100, "shortest context and step between context lengths, in tokens")
-    recl_longest: int = option(1000, "longest context, in tokens")
+    recl_step: int = option(
+        100, "shortest context and step between context lengths, in tokens", minimum=1
+    )
+    recl_longest: int = option(1000, "longest context, in tokens", minimum=1)
     recl_every: int = option(
         8,
         "start a new window every so many tokens, E; a context of c tokens is an average over those"

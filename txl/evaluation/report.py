@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.evaluation.rows import Row
-from txl.files import errors_naming, is_stream, require_writable, write_whole
+from txl.files import errors_naming, is_stream, write_whole
 from txl.runtime.log import perplexity, print_line
 from txl.runtime.records import json_text
 
@@ -43,7 +43,9 @@ def line_of(row: Row) -> str:
     return f"{line}  {remarks}".rstrip()
 
 
-def _perplexity(value: float) -> str:
+def _perplexity(value: float | None) -> str:
+    if value is None:
+        return "-"
     if value >= _LONG:
         return f"{value:.3g}"
     return f"{value:.3f}"
@@ -120,13 +122,6 @@ def print_remarks(rows: Sequence[Row]) -> None:
 def write_results(path: Path, rows: Sequence[Row], **how: Any) -> None:
     """Write the JSON file; `how`: what was scored, and how."""
     write_json(path, {**how, "rows": [row.as_dict() for row in rows]})
-
-
-def require_outputs(*paths: str | None) -> None:
-    """Raise `OSError` if an output file cannot be written; called before the evaluation starts."""
-    for path in paths:
-        if path and path != "-":
-            require_writable(Path(path))
 
 
 class Token(NamedTuple):

@@ -70,8 +70,12 @@ class Score:
         return perplexity(self.nats_per_token)
 
     @property
-    def word_perplexity(self) -> float:
-        """Perplexity per word and line end: comparable between vocabularies."""
+    def word_perplexity(self) -> float | None:
+        """Perplexity per word and line end: comparable between vocabularies. None if the targets
+        have neither.
+        """
+        if not self.words + self.lines:
+            return None
         return perplexity(self.nats / (self.words + self.lines))
 
     @property

@@ -60,11 +60,12 @@ class DisturbConfig(MethodSettings):
         """
         if self.disturb == "none":
             return
+        least = self.disturb_beyond + (2 if self.disturb == "shuffle" else 1)
         for context in contexts:
             require(
-                context.mem_len > self.disturb_beyond,
+                context.mem_len >= least,
                 f"--disturb_beyond {self.disturb_beyond}: a memory of {context.mem_len} has nothing"
-                " older; give less, or another --mem_len",
+                f" older to {self.disturb}; give less, or --mem_len of at least {least}",
             )
         require(
             self.disturb != "exchange" or reset != "document",
