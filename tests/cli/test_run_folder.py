@@ -62,6 +62,27 @@ def test_files_of_others_are_never_removed(here: Here) -> None:
     (NEW / "metrics.jsonl").write_text('{"loss": 1}\n')
     assert "new/metrics.jsonl: not written by txl" in here.refused("train --overwrite")
     assert (NEW / "metrics.jsonl").read_text() == '{"loss": 1}\n'
+    (NEW / "metrics.jsonl").unlink()
+    (NEW / "best").write_text("of my notes\n")
+    for flag in ("--overwrite", "--resume"):
+        assert "new/best: not written by txl" in here.refused(f"train {flag}")
+    assert (NEW / "best").read_text() == "of my notes\n"
+
+
+def test_the_weights_that_a_run_begins_with_are_not_removed_first(here: Here) -> None:
+    here("train")
+    before = contents(NEW)
+    for initial in (NEW, next(NEW.glob("step_*"))):
+        refusal = here.refused(f"train --init_from {initial} --overwrite")
+        assert f"--init_from {initial}: lies in --work_dir" in refusal
+    assert contents(NEW) == before
+
+
+def test_an_export_is_not_put_into_a_checkpoint(here: Here) -> None:
+    here("train")
+    inside = next(NEW.glob("step_*")) / "exports/mine"
+    assert "lies in a checkpoint, " in here.refused(f"convert {NEW} {inside}")
+    assert not inside.parent.exists()
 
 
 def test_a_checkpoint_that_no_pointer_names_is_neither_written_over_nor_taken_for_a_newer_run_s(

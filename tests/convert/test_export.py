@@ -49,6 +49,12 @@ SIZES = {"n_layer": 1, "n_head": 1, "d_head": 2, "d_model": 4, "d_inner": 4}
 # runs
 
 
+def test_that_a_length_is_left_out_is_said(here: Here) -> None:
+    here("train --work_dir new --ext_len 3")
+    assert "--ext_len 3: Hugging Face's" in here("convert new there --to huggingface").err
+    assert here("convert new original --to original").err == ""
+
+
 @pytest.mark.parametrize("to", ["txl", "huggingface", "original"])
 def test_a_run_written_for_others_has_the_same_figures(here: Here, to: str) -> None:
     assert here(f"convert run there --to {to}").err == ""

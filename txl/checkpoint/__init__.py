@@ -12,6 +12,7 @@ from txl.checkpoint.folder import (
     damaged,
     is_checkpoint,
     remove_checkpoints,
+    require_own_pointers,
     set_aside,
 )
 from txl.checkpoint.load import (

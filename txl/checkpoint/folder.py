@@ -38,7 +38,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from txl.config import UsageError
+from txl.config import UsageError, require
 from txl.files import (
     NoFileError,
     content_of,
@@ -135,6 +135,20 @@ def point(pointer: Path, name: str) -> None:
             set_aside(pointer).name,
         )
     write_whole(pointer, name + "\n")
+
+
+def require_own_pointers(run: Path) -> None:
+    """Raise `UsageError` if a file stands where a pointer belongs that names no checkpoint: a run
+    would write over it.
+    """
+    for pointer in (run / "latest", run / "best"):
+        if pointer.is_symlink() or not pointer.is_file() or not pointer.stat().st_size:
+            continue
+        name = pointer.read_bytes()[:99].decode(errors="replace").strip()
+        require(
+            _NAME.fullmatch(name) is not None,
+            f"{pointer}: not written by txl; name another folder with --work_dir, or move the file",
+        )
 
 
 def unpoint(pointer: Path) -> None:

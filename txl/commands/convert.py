@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from txl.checkpoint import WEIGHTS
+from txl.checkpoint import WEIGHTS, checkpoints
 from txl.cli.flags import read_flags, require_utf8
 from txl.config import Checked, TextKind, build, option, require
 from txl.data_utils.free_text import read_text
@@ -73,6 +73,11 @@ def main(argv: Sequence[str]) -> None:
     )
     free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(free, f"{folder}: is not empty; name another folder")
+    for parent in folder.absolute().parents:
+        require(
+            parent not in checkpoints(parent.parent),
+            f"{folder}: lies in a checkpoint, {parent}, which a run removes; name another folder",
+        )
     lm = opened(places[0], config, typed)
     assert lm.origin is not None
     lm.model.to(lm.origin.dtype if config.dtype == "kept" else getattr(torch, config.dtype))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from txl.language.model import LanguageModel  # which writes itself by this module
 
 
+_LOG = logging.getLogger(__name__)
 _USE = {
     "txl": (
         """import txl
@@ -378,6 +380,12 @@ def write_transfo_xl(lm: "LanguageModel", folder: Path) -> None:
     only = "TransfoXL of Hugging Face has words only, as they are written; use --to original"
     require(type(lm.tokenizer) is Vocab, f"--dataset {dataset}: {only}")
     _require_one_word_a_line(lm.tokenizer)
+    if lm.context.ext_len:
+        _LOG.warning(
+            "--ext_len %d: Hugging Face's model has none, so its figures differ from the run's;"
+            " --to original keeps it",
+            lm.context.ext_len,
+        )
     double = second_names(lm.model.config)
     tensors = {}
     for name, t in to_huggingface(lm.model).items():

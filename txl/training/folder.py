@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from txl.checkpoint import (
     open_checkpoint,
     point_at_best,
     remove_checkpoints,
+    require_own_pointers,
     set_aside,
 )
 from txl.config import UsageError, hints_of, require
@@ -132,6 +134,7 @@ def open_run(
 
 def _decide(folder: Path, typed: dict[str, Any], *, restarted: bool) -> str | None:
     require_own_records(folder)
+    require_own_pointers(folder)
     resume = typed.get("resume", False)
     if isinstance(resume, bool):
         step = None
@@ -139,6 +142,7 @@ def _decide(folder: Path, typed: dict[str, Any], *, restarted: bool) -> str | No
         step = resume
     if not (restarted or resume):
         _require_free(folder, overwrite=bool(typed.get("overwrite")))
+        _require_kept(folder, typed.get("init_from"))
         return None
     if step is None and not checkpoints(folder):
         return None
@@ -263,6 +267,18 @@ def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
             f" a learning rate of {final_rate:g}; add --max_step_scheduler {asked} to stretch it,"
             f" or --max_step_scheduler {end} to stay at that rate"
         )
+
+
+def _require_kept(folder: Path, initial: str | None) -> None:
+    """A new run removes what is in its folder before it has anything to keep."""
+    if initial is None:
+        return
+    inside = Path(os.path.realpath(initial)).is_relative_to(os.path.realpath(folder))
+    require(
+        not inside,
+        f"--init_from {initial}: lies in --work_dir {folder}, which --overwrite empties; name"
+        " another --work_dir",
+    )
 
 
 def _require_shared(folder: Path, ranks: Ranks) -> None:
