@@ -22,7 +22,6 @@ ROWS = {
     "muon, pre-norm": "Muon",
     "muon, pre-norm, memory drawn": "Muon, memory drawn",
     "adamw, pre-norm": "AdamW",
-    "adam, pre-norm": "Adam",
 }
 """Of reading_beyond_small.json, and how the picture calls them."""
 PLACES = {
