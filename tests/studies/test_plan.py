@@ -100,6 +100,7 @@ BAD = {
     "[runs.a]\nlr = 1\n[search]\nseed = -5": "search.seed: -5: a seed is at least 0",
     "[runs.a]\nhelp = true": "help: asks for a text and trains nothing; leave it out",
     "[runs.a]\n[best]\nx = ['test']": "best: x: ['test']: no such evaluation; there are valid",
+    "[runs.a]\nmem_len = 8\nmem-len = 9": "mem_len: is there twice, as mem-len too; leave one out",
     "baseline = 'b'\n[runs.a]": "baseline 'b': no such run; there are a",
     "metric = 'loss'\n[runs.a]": "metric: there are perplexity",
     "[runs]\na = 3": "runs: give tables of flags",

@@ -426,7 +426,12 @@ def _flags(path: Path, content: Mapping[str, Any]) -> Flags:
         for one in value if isinstance(value, list) else [value]:
             good = isinstance(one, str | int) or (isinstance(one, float) and math.isfinite(one))
             require(good, f"{path}: {name}: {one}: give text, a finite number, true or false")
-    return {name.replace("-", "_"): value for name, value in content.items()}
+    flags: Flags = {}
+    for name, value in content.items():
+        key = name.replace("-", "_")
+        require(key not in flags, f"{path}: {key}: is there twice, as {name} too; leave one out")
+        flags[key] = value
+    return flags
 
 
 def _require_own_folders(path: Path, part: str, names: Iterable[str]) -> None:
