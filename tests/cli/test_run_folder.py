@@ -76,6 +76,9 @@ def test_the_weights_that_a_run_begins_with_are_not_removed_first(here: Here) ->
         refusal = here.refused(f"train --init_from {initial} --overwrite")
         assert f"--init_from {initial}: lies in --work_dir" in refusal
     assert contents(NEW) == before
+    shutil.copytree(NEW, NEW / "kept")
+    here(f"train --init_from {NEW / 'kept'} --overwrite --max_step 1")
+    assert list((NEW / "kept").glob("step_*"))
 
 
 def test_an_export_is_not_put_into_a_checkpoint(here: Here) -> None:

@@ -142,7 +142,8 @@ def _decide(folder: Path, typed: dict[str, Any], *, restarted: bool) -> str | No
         step = resume
     if not (restarted or resume):
         _require_free(folder, overwrite=bool(typed.get("overwrite")))
-        _require_kept(folder, typed.get("init_from"))
+        if typed.get("overwrite") and typed.get("init_from"):
+            _require_kept(folder, typed["init_from"])
         return None
     if step is None and not checkpoints(folder):
         return None
@@ -269,15 +270,13 @@ def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
         )
 
 
-def _require_kept(folder: Path, initial: str | None) -> None:
-    """A new run removes what is in its folder before it has anything to keep."""
-    if initial is None:
-        return
-    inside = Path(os.path.realpath(initial)).is_relative_to(os.path.realpath(folder))
+def _require_kept(folder: Path, initial: str) -> None:
+    """A new run removes the checkpoints of the old one before it has anything to keep."""
+    removed = [folder, *checkpoints(folder)]
     require(
-        not inside,
-        f"--init_from {initial}: lies in --work_dir {folder}, which --overwrite empties; name"
-        " another --work_dir",
+        os.path.realpath(initial) not in map(os.path.realpath, removed),
+        f"--init_from {initial}: lies in --work_dir {folder}, whose checkpoints --overwrite removes;"
+        " name another --work_dir",
     )
 
 
