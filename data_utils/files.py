@@ -4,9 +4,12 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple
+
+from txl.files import RECORDS_BEGIN, begins_with
 
 from .formats import COMPRESSED, LINES_OF_JSON, TEXT, has_rows, kind_of
 from .raw_text import DataError, reading
@@ -151,14 +154,11 @@ def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> It
     ours = _of_run(top)
     for folder, below, names in os.walk(top, onerror=stop, followlinks=True):
         here = Path(folder)
-        own = set[str]()
-        if here == top:
-            own = ours
         wanted = []
         for name in sorted(below):
             path = here / name
             is_named = folders is None or path in folders
-            if not name.startswith(".") and name not in own and is_named:
+            if not name.startswith(".") and path not in ours and is_named:
                 wanted.append(path)
         left_out += filter(_is_ours, wanted)
         below.clear()
@@ -168,7 +168,7 @@ def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> It
                 below.append(path.name)
         for name in names:
             path = here / name
-            if name.startswith(".") or name == CHECKED or name in own:
+            if name.startswith(".") or name == CHECKED or path in ours:
                 continue
             if only is None or path in only:
                 if kind_of(path):
@@ -190,21 +190,22 @@ def _is_ours(folder: Path) -> bool:
 
 def _is_run(folder: Path) -> bool:
     """True if its metrics.jsonl is one of train.py's, also before the first checkpoint."""
-    if (folder / "metrics.jsonl").is_file() and any(folder.glob("step_*")):
-        return True
-    try:
-        with open(folder / "metrics.jsonl", "rb") as file:
-            return file.readline(2**20).startswith(b'{"kind": "start", ')
-    except OSError:
+    records = folder / "metrics.jsonl"
+    if not records.is_file():
         return False
+    if any(folder.glob("step_*")):
+        return True
+    with suppress(OSError):
+        return begins_with(records, RECORDS_BEGIN)
+    return False
 
 
-def _of_run(folder: Path) -> set[str]:
+def _of_run(folder: Path) -> set[Path]:
     """What a run has written into a folder that is one of a text, too."""
     if not _is_run(folder):
         return set()
-    names = {"metrics.jsonl", "log.txt", "tensorboard"}
-    return names | {path.name for path in folder.glob("step_*")}
+    own = [folder / name for name in ("metrics.jsonl", "log.txt", "tensorboard")]
+    return {*own, *folder.glob("step_*")}
 
 
 def require_regular(path: Path) -> None:

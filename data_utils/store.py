@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl.files import discard, flush, lock, sha256, sigterm_raises
+from txl.files import discard, flush, lock, sha256, signals_raise
 
 from .raw_text import read_record, reading, write_record
 from .tokenizer import MEASURES, Batch, Block
@@ -235,7 +235,7 @@ def draft_folder(cache: Path) -> Iterator[Path]:
             with _locked(left) as is_mine:
                 if is_mine:
                     shutil.rmtree(left, ignore_errors=True)
-    with sigterm_raises():
+    with signals_raise():
         folder = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=cache))
         try:
             with _locked(folder):

@@ -139,7 +139,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         # the suffix tells writers the format
         temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")
         try:
-            with sigterm_raises(), open(temporary, "xb", opener=not_through_a_link) as held:
+            with signals_raise(), open(temporary, "xb", opener=not_through_a_link) as held:
                 lock(held.fileno(), wait=False)
                 yield temporary
                 _fsync(temporary)
@@ -184,7 +184,7 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder beside `folder`, which may be there if empty; flushed with its
     files and renamed at the end, removed on errors and SIGTERM.
     """
-    with errors_naming(folder), sigterm_raises():
+    with errors_naming(folder), signals_raise():
         temporary = folder.with_name(f".tmp.{os.getpid()}.{folder.name}")
         temporary.mkdir(parents=True)
         try:
@@ -199,7 +199,7 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """SIGTERM, and SIGHUP of a terminal that is closed, raise `SystemExit` if they would end the
     process at once, so that cleanup runs.
 
@@ -264,6 +264,16 @@ def is_stream(path: Path) -> bool:
         ("dev",),
         ("proc",),
     )
+
+
+RECORDS_BEGIN = b'{"kind": "start", '
+"""With which the records of a run begin."""
+
+
+def begins_with(path: Path, begin: bytes) -> bool:
+    """True if a file begins with these bytes. Raises `OSError` if it cannot be read."""
+    with open(path, "rb") as file:
+        return file.read(len(begin)) == begin
 
 
 def require_readable(path: Path) -> None:

@@ -204,14 +204,13 @@ def test_where_it_cannot_be_is_said() -> None:
         a_run({"memory": "expire_span"}).begin().state.repeat_update(Recorder())
 
 
-@pytest.mark.parametrize("shape", [{"memory": "compressive", "compress_rate": 4}], ids=str)
 def test_where_no_two_updates_are_alike_is_said_once(
-    shape: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits to be compressed has a length of its own in each update."""
     monkeypatch.setattr("txl.training.repeated._PATIENCE", 12)
     recorder = Recorder()
-    repeated(a_run(shape).begin(), recorder).trained()
+    repeated(a_run({"memory": "compressive", "compress_rate": 4}).begin(), recorder).trained()
     assert recorder.n_recorded == 0
     (said,) = [line for line in caplog.messages if "graph" in line]
     assert said.startswith("--cuda_graph: of 12 updates none could be recorded")

@@ -8,6 +8,7 @@ from txl.checkpoint.folder import (
     OPTIMIZER,
     PROGRESS,
     WEIGHTS,
+    all_checkpoints,
     checkpoints,
     damaged,
     is_checkpoint,

@@ -86,15 +86,18 @@ def checkpoints(run: Path) -> list[Path]:
     return paths
 
 
+def all_checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run, and those set aside."""
+    aside = filter(is_checkpoint, run.glob("step_*.aside*"))
+    return [*checkpoints(run), *aside]
+
+
 def remove_checkpoints(run: Path) -> None:
     """Remove all checkpoints of a run, also those set aside, and the leftovers of killed writes."""
     for pointer in ("latest", "best"):
         unpoint(run / pointer)
     _remove_half_written(run)
-    for old in [
-        *checkpoints(run),
-        *(path for path in run.glob("step_*.aside*") if is_checkpoint(path)),
-    ]:
+    for old in all_checkpoints(run):
         _remove(old)
 
 

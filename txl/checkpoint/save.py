@@ -37,7 +37,7 @@ from txl.checkpoint.folder import (
     write_shards,
 )
 from txl.config import Context, UsageError, as_dict
-from txl.files import discard, errors_naming, flush, sha256, sigterm_raises, write_whole
+from txl.files import discard, errors_naming, flush, sha256, signals_raise, write_whole
 from txl.memory import Memory
 from txl.model.sizes import weights_of
 from txl.model.transformer import TransformerXL
@@ -219,10 +219,7 @@ class CheckpointWriter:
     def _copied(self, snapshot: Snapshot) -> Snapshot:
         optimizer = copied(snapshot.optimizer, self.ranks)
         memory = snapshot.memory
-        # a snapshot has a copy of it
-        if memory is None:
-            memory = None
-        else:
+        if memory is not None:  # a snapshot has a copy of it
             memory = memory.to(torch.device("cpu"))
         return replace(snapshot, optimizer=optimizer, memory=memory)
 
@@ -233,7 +230,7 @@ class CheckpointWriter:
             remove_old(self.run, self.keep_last)
         self.ranks.barrier()  # no rank returns before the checkpoint is there
 
-    @sigterm_raises()
+    @signals_raise()
     def _write(
         self,
         folder: Path,

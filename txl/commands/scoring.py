@@ -296,9 +296,10 @@ def rows_of(
         predictor = None
         if adapted is not None:  # before the text is read: a store or the text may be refused
             predictor = adapted.predictor(context)
-            reading = _reading(model, split, context, config, adapted.additions, predictor)
-            streams = streams_of(split, reading.context, config, ranks, n_warmup=reading.n_warmup)
-            adapted.additions.disturb.require_apart(streams, reading.context)
+            if adapted.additions.disturb.is_on:
+                how = _reading(model, split, context, config, adapted.additions, predictor)
+                streams = streams_of(split, how.context, config, ranks, n_warmup=how.n_warmup)
+                adapted.additions.disturb.require_apart(streams, how.context)
         new = [rate(config=config, as_cut=_as_cut(rows, config, context))]
         if adapted is not None:
             plain = dataclasses.replace(config, **NO_STUDIES)

@@ -31,23 +31,17 @@ class Cost:
         if self.nats is None:
             found = f"too short to tell, {self.blocks}; {LEAST_BLOCKS} are needed"
         elif not self.nats.is_printed:
-            found = f"a cost is not shown ({_range(self.nats)} nats a token)"
+            found = f"a cost is not shown ({self.nats.ends(3)} nats a token)"
         elif self.nats.mean > 0:
-            found = f"costs {self.nats.mean:.3f} nats a token ({_range(self.nats)})"
+            found = f"costs {self.nats.mean:.3f} nats a token ({self.nats.ends(3)})"
         else:
             saved = self.nats.negated()
-            found = f"saves {saved.mean:.3f} nats a token ({_range(saved)})"
+            found = f"saves {saved.mean:.3f} nats a token ({saved.ends(3)})"
         return f"{self.reading}: {found}"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {**asdict(self), "sentence": self.sentence()}
-
-
-def _range(nats: Interval) -> str:
-    low = round(nats.low, 3) + 0.0  # without the sign of -0.0
-    high = round(nats.high, 3) + 0.0
-    return f"{low:.3f} to {high:.3f}"
 
 
 def costs_of(rows: Sequence[Row], *, starts: np.ndarray | None, reset: str) -> list[Cost]:

@@ -57,6 +57,12 @@ class Interval:
         """Of the difference the other way round."""
         return Interval(-self.mean, -self.high, -self.low)
 
+    def ends(self, digits: int, *, factor: int = 1) -> str:
+        """From where to where it reaches, so many times as large."""
+        low = round(factor * self.low, digits) + 0.0  # without the sign of -0.0
+        high = round(factor * self.high, digits) + 0.0
+        return f"{low:.{digits}f} to {high:.{digits}f}"
+
     def as_share(self) -> "Interval":
         """Of nats that are saved per unit: by what share the perplexity of a unit is lower.
 
@@ -248,9 +254,7 @@ def _by_seeing_further(in_all: Interval, share: Interval) -> str:
 
 
 def _percent(share: Interval) -> str:
-    low = round(100 * share.low, 1) + 0.0  # without the sign of -0.0
-    high = round(100 * share.high, 1) + 0.0
-    return f"{low:.1f} to {high:.1f}"
+    return share.ends(1, factor=100)
 
 
 def gains_of(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from txl.config import require
-from txl.files import is_stream, require_writable
+from txl.files import begins_with, is_stream, require_writable
 from txl.runtime.records import read_json
 
 STANDARD = "-"
@@ -58,11 +58,9 @@ def _may_be_replaced(flag: str, path: Path) -> bool:
     if path.is_symlink() or not path.is_file() or not path.stat().st_size:
         return True
     if flag == "--json" or (flag == "--per_token" and path.suffix == ".json"):
-        return _is_json(path)
+        return begins_with(path, b"{") and _is_json(path)
     begins = {"--per_token": b"position\ttoken\t", "--token_losses": b"PK"}
-    begin = begins.get(flag, b"")
-    with open(path, "rb") as file:
-        return file.read(len(begin)) == begin
+    return begins_with(path, begins.get(flag, b""))
 
 
 def _is_json(path: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txl.config import UsageError, require
+from txl.config import SEED, UsageError, refusal, require
 from txl.files import typed_content
 from txl.runtime.records import fits, require_fields
 
@@ -263,7 +263,8 @@ def _seeds(place: str, seeds: Any) -> tuple[int, ...]:
 
 def require_seed(place: str, seed: int) -> None:
     """Raise `UsageError` unless train.py takes a number for a seed."""
-    require(0 <= seed < 2**32, f"{place}: {seed}: a seed is at least 0 and below 2^32")
+    wrong = refusal(seed, SEED)
+    require(not wrong, f"{place}: {seed}: a seed is {wrong}")
 
 
 def _search(path: Path, table: Mapping[str, Any], variants: Mapping[str, Flags]) -> Search:

@@ -10,6 +10,7 @@ from typing import Any
 
 from txl.checkpoint import (
     Checkpoint,
+    all_checkpoints,
     checkpoint_of,
     checkpoints,
     damaged,
@@ -272,7 +273,7 @@ def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
 
 def _require_kept(folder: Path, initial: str) -> None:
     """A new run removes the checkpoints of the old one before it has anything to keep."""
-    removed = [folder, *checkpoints(folder)]
+    removed = [folder, *all_checkpoints(folder)]
     require(
         os.path.realpath(initial) not in map(os.path.realpath, removed),
         f"--init_from {initial}: lies in --work_dir {folder}, whose checkpoints --overwrite removes;"

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from txl.config import UsageError, require
-from txl.files import append_whole, not_through_a_link, require_no_link, written_whole
+from txl.files import (
+    RECORDS_BEGIN,
+    append_whole,
+    begins_with,
+    not_through_a_link,
+    require_no_link,
+    written_whole,
+)
 from txl.ops import processor
 from txl.runtime.records import json_text, parse_json, read_json_lines
 
@@ -266,10 +273,8 @@ def require_own_records(work_dir: Path) -> None:
     require_no_link(work_dir / CURVES)
     require_no_link(work_dir / LOG)
     if path.is_file() and path.stat().st_size:
-        with path.open("rb") as file:
-            ours = file.readline(2**20).startswith(b'{"kind": "start", ')
         require(
-            ours,
+            begins_with(path, RECORDS_BEGIN),
             f"{path}: not written by txl; name another folder with --work_dir, or move the file",
         )
 

@@ -79,7 +79,8 @@ class DisturbConfig(MethodSettings):
         seen = context.mem_len + context.ext_len + context.tgt_len
         for stream in streams:
             n_stream = len(stream.first_B)
-            distance_B = np.abs(stream.first_B - np.roll(stream.first_B, n_stream // 2))
+            other_B = np.roll(stream.first_B, _half(n_stream))
+            distance_B = np.abs(stream.first_B - other_B)
             why = "this text is read in one stream, and there is no other"
             if n_stream > 1:
                 why = f"streams {distance_B.min()} tokens apart, of which a segment sees {seen}"
@@ -131,7 +132,7 @@ class DisturbedMemory(Frozen):
             if self.config.disturb == "shuffle":
                 old = old.index_select(tokens, order_O)
             else:
-                old = old.roll(x.shape[rows] // 2, rows)
+                old = old.roll(_half(x.shape[rows]), rows)
             return torch.cat([first, old, last], tokens)
 
         if isinstance(memory, KeyValueMemory):
@@ -143,6 +144,11 @@ class DisturbedMemory(Frozen):
         for state in memory.states:
             states.append(state._replace(hidden_BMD=changed(state.hidden_BMD, 0, 1)))
         return Memory(tuple(states))
+
+
+def _half(n_stream: int) -> int:
+    """By how many streams memories are exchanged."""
+    return n_stream // 2
 
 
 def require_disturbs(model: TransformerXL, config: DisturbConfig) -> None:
