@@ -294,6 +294,15 @@ def test_resume_goes_on_from_the_step_it_names(here: Here, steps: list[Path]) ->
     assert list(NEW.glob("*.aside")) == []
 
 
+def test_a_run_that_is_ended_sooner_says_where_its_schedule_goes(
+    here: Here, steps: list[Path]
+) -> None:
+    said = here("train --resume 2 --max_step 3 --keep_last 9").err
+    assert "--max_step 3: the cosine schedule of the run goes on to step 4" in said
+    said = here("train --resume 2 --max_step 3 --max_step_scheduler 3 --keep_last 9").err
+    assert "schedule" not in said
+
+
 def test_a_checkpoint_moved_to_another_disk_is_gone_on_from_through_its_link(
     here: Here, steps: list[Path]
 ) -> None:

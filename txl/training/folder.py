@@ -258,7 +258,9 @@ def _require_agreement(checkpoint: Checkpoint, folder: Path, typed: dict[str, An
 
 
 def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
-    """A cosine schedule ends at eta_min, usually 0, where more updates change nothing."""
+    """A cosine schedule ends at eta_min, usually 0, where more updates change nothing. With fewer
+    updates its rate does not get there, which is said.
+    """
     final_rate = schedule_of(was).final_rate()
     end = was.schedule_length
     asked = typed.get("max_step", was.max_step)
@@ -268,6 +270,13 @@ def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
             f"--max_step {asked}: the {was.scheduler} schedule of the run ends after step {end}, at"
             f" a learning rate of {final_rate:g}; add --max_step_scheduler {asked} to stretch it,"
             f" or --max_step_scheduler {end} to stay at that rate"
+        )
+    is_before = asked < was.max_step and asked < end and "max_step_scheduler" not in typed
+    if is_before and final_rate is not None and was.minutes is None:
+        _LOG.warning(
+            "--max_step %d: the %s schedule of the run goes on to step %d, so training ends before"
+            " its rate has fallen to %g; --max_step_scheduler %d ends it there",
+            *(asked, was.scheduler, end, final_rate, asked),
         )
 
 
