@@ -349,11 +349,18 @@ class Streams(Texts):
     rule = "row"
 
     def files(self, split: str) -> list[Path]:
-        names = _NAMES.get(split, (split,))
-        paths = [self.home / f"{name}{suffix}" for suffix in (".npy", ".bin") for name in names]
+        paths = self._may_be(split)
         return [next(filter(Path.is_file, paths), paths[0])]
 
+    def _may_be(self, split: str) -> list[Path]:
+        names = _NAMES.get(split, (split,))
+        return [self.home / f"{name}{suffix}" for suffix in (".npy", ".bin") for name in names]
+
     def require(self, split: str) -> None:
+        there = list(filter(Path.is_file, self._may_be(split)))
+        if len(there) > 1:
+            both = f"{there[0]} and {there[1].name}: both hold the {split} split"
+            raise DataError(f"{both}; remove one, or name it otherwise")
         self._open(split)
 
     def ready(self, split: str, n_token: int) -> Store | None:

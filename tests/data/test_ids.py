@@ -102,6 +102,13 @@ def test_an_array_of_numpy_that_is_called_bin_is_named(tmp_path: Path) -> None:
         Corpus(DataConfig(data=str(tmp_path), dataset="ids"), needed=["train"])
 
 
+def test_a_split_of_two_files_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path, FEW, "<u2")
+    np.save(tmp_path / "train.npy", FEW)
+    with pytest.raises(DataError, match=r"train\.npy and train\.bin: both hold the train split"):
+        Corpus(DataConfig(data=str(tmp_path), dataset="ids"), needed=["train"])
+
+
 def test_the_note_says_what_ids_there_are(tmp_path: Path) -> None:
     note = "train.bin: 900 ids of uint16, 65 distinct, the largest 64; val.bin: "
     assert opened(tmp_path, FEW, "<u2").note.startswith(note)

@@ -21,8 +21,8 @@ from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.bytes import ALL_BYTES
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.subwords import DEFAULT_SIZE
+from txl.evaluation.outputs import require_outputs
 from txl.evaluation.report import write_json
-from txl.files import require_writable
 from txl.model.transformer import TransformerXL
 from txl.ops.rel_attention import resolved
 from txl.runtime.distributed import Ranks
@@ -56,8 +56,7 @@ def main(argv: Sequence[str]) -> int:
             name not in typed, f"--{name}: an estimate reads no model; give the flags of its shape"
         )
     cluster = build(ClusterConfig, typed)
-    if cluster.json:
-        require_writable(Path(cluster.json))
+    require_outputs({"--json": cluster.json})
     ranks = Ranks(0, cluster.gpus, torch.device("cuda"))
     typed, notes = with_fitting_batch(typed, ranks)
     config, context, data, asked, *_ = new_settings(typed, ranks)
