@@ -79,13 +79,14 @@ def test_many_prompts_and_samples_are_continued_each_as_it_would_be_alone(write:
     assert samples[1] + "\n" == write("--prompt bab --length 9 --seed 8")
 
 
+@pytest.mark.parametrize("mem_len", [100, 0])
 def test_a_conversation_is_one_text_in_memory(
-    write: Write, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch, mem_len: int
 ) -> None:
-    """Turns that add nothing go on with the text."""
+    """Turns that add nothing go on with the text; without a memory, half of each segment is read again."""
     typed(monkeypatch, b"bab ded\n\n\n")
-    turns = write("--interactive --length 10 --temperature 0 --mem_len 100")
-    whole = write("--prompt 'bab ded' --length 30 --temperature 0 --mem_len 100")
+    turns = write(f"--interactive --length 10 --seed 2 --mem_len {mem_len}")
+    whole = write(f"--prompt 'bab ded' --length 30 --seed 2 --mem_len {mem_len}")
     assert "".join(turns.split()) == "".join(whole.removeprefix("bab ded").split())
     typed(monkeypatch, b"bab\n")
     assert write("--interactive --prompt ded --length 3").startswith("ded ")

@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,7 @@ from txl.config import UsageError, build, require
 from txl.data_utils.free_text import decoder, encode_text, read_text, read_turns
 from txl.data_utils.tokenizer import Tokenizer
 from txl.generation.config import GENERATE, LONGEST_SESSION, GenerateConfig
+from txl.inference.reader import reading_context
 from txl.language.chat import Chat
 from txl.language.text_generation import Session, TextGenerator
 from txl.runtime.resources import require_room
@@ -123,6 +125,8 @@ def take_turns(
     """Answer messages, if the tokenizer has a chat template, else continue lines. Raises
     `UsageError` if --system cannot be said.
     """
+    if how.begun is None:  # turns are one text, read as one that is written at once
+        how = replace(how, context=reading_context(how.model.config, how.context))
     has_template = how.tokenizer.chat_template is not None
     require(
         has_template or config.system is None,
