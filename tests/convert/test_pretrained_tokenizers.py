@@ -257,6 +257,18 @@ def test_an_answer_that_was_cut_goes_on() -> None:
     assert list(talk.chat.go_on()) == []
 
 
+def test_an_answer_that_was_cut_within_a_character_has_it() -> None:
+    lm, theirs = talking()
+    bytes_of_it = ids_of(theirs, "\u03a9")
+    assert len(bytes_of_it) == 2
+    with torch.no_grad():
+        lm.model.softmax.biases[0][bytes_of_it] += torch.tensor([2000.0, 1000.0])
+    talk = Talk(lm, length=1, no_repeat_ngram_size=1)
+    assert talk.answer("a") == ""
+    assert "".join(talk.chat.go_on()) == "\u03a9"
+    assert talk.chat.messages[-1]["content"] == "\u03a9"
+
+
 def test_lines_of_a_terminal_are_turns(
     call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ class Chat:
         self._session = Session(self._how)
         self._read: list[int] = []
         self._is_open = False  # there is an answer that has not ended
+        self._n_asked = 0  # of what was read, up to where the answer begins
         self.messages: list[dict[str, str]] = []
         if system:
             self.messages.append({"role": "system", "content": system})
@@ -71,6 +72,7 @@ class Chat:
             n_read = 0
         self._session.read(0, ids[n_read:])
         self._read = ids
+        self._n_asked = len(ids)
         self.messages.append({"role": "assistant", "content": ""})
         self._is_open = True
         yield from self.go_on()
@@ -79,12 +81,12 @@ class Chat:
         """More of an answer that has not ended; nothing if it has."""
         if not self._is_open:
             return
-        n_before = len(self._read)
         for _, piece in self._session.write():
             yield piece
         self._read += self._session.written[0]
         self._is_open = self._read[-1] not in self._how.stop_ids
-        said = self._read[n_before:]
+        said = self._read[self._n_asked :]
         if not self._is_open:
             said = said[:-1]
-        self.messages[-1]["content"] += self._how.tokenizer.decoded(said)
+        # all of it: a character may have begun before the answer was cut
+        self.messages[-1]["content"] = self._how.tokenizer.decoded(said)
