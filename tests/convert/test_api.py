@@ -101,6 +101,23 @@ def test_beams_find_a_likelier_text_than_greedy(
         lm.generate("bab", num_beams=2, top_p=0.5)
 
 
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"batch_size": -1}, "batch_size -1: must be at least 1"),
+        ({"num_beams": 0}, "num_beams 0: must be at least 1"),
+        ({"length_penalty": 2.0}, "length_penalty 2.0: only with num_beams above 1"),
+        ({"num_beams": 2, "length_penalty": 1000.0}, "length_penalty 1000.0: must be at least -20"),
+        ({"lines": -1}, "--lines -1: must be at least 0"),
+    ],
+)
+def test_settings_that_the_command_line_refuses_are_refused(
+    lm: txl.LanguageModel, settings: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{why}"):
+        lm.generate(["bab", "ded"], length=2, **settings)
+
+
 def test_it_opens_its_text_and_writes_itself(
     lm: txl.LanguageModel, trained: Trained, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ class Ending:
 
     def __post_init__(self) -> None:
         require(self.length >= 1, f"--length {self.length}: must be at least 1")
+        require(self.lines >= 0, f"--lines {self.lines}: must be at least 0")
         require(all(self.stop), "--stop: an empty string is in every text; give others, or none")
 
     @property

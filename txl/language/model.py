@@ -424,6 +424,15 @@ class LanguageModel:
         length_penalty: float = 1.0,
         **sampling: Any,
     ) -> TextGenerator:
+        require(num_beams >= 1, f"num_beams {num_beams}: must be at least 1")
+        require(
+            num_beams > 1 or length_penalty == 1,
+            f"length_penalty {length_penalty}: only with num_beams above 1",
+        )
+        require(
+            -20 <= length_penalty <= 20,
+            f"length_penalty {length_penalty}: must be at least -20 and at most 20",
+        )
         require(
             num_beams == 1 or not sampling,
             f"num_beams {num_beams}: draws nothing; leave out {', '.join(sampling)}",

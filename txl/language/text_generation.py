@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from txl.config import Context
+from txl.config import Context, require
 from txl.data_utils.free_text import decoder
 from txl.data_utils.tokenizer import UNK, Tokenizer
 from txl.generation.ending import Ending, GrowingText
@@ -99,7 +99,10 @@ class TextGenerator:
 
         Args:
             batch_size: prompts that are continued side by side.
+        Raises:
+            UsageError: if that is below 1.
         """
+        require(batch_size >= 1, f"batch_size {batch_size}: must be at least 1")
         if self.num_beams > 1:
             yield from map(self._most_likely, prompts)
             return
