@@ -169,6 +169,8 @@ class TransformerXLForHarness(LM):
 
     def _continued(self, context: str, continuation: str) -> tuple[float, bool]:
         before, ids = self._pair(context, continuation)
+        if not ids:  # such as a space for a model of words
+            return 0.0, True
         logprob = 0.0
         is_greedy = True
         with self.lm.computing():

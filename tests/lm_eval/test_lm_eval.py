@@ -159,7 +159,8 @@ def test_white_space_is_scored_where_it_is_tokens(
     reader = harness("run")
     nothing = ["", *([" ", "\t", "\u3000", "  \t "] if dataset == "text" else [])]
     for blank in nothing:
-        assert reader.loglikelihood(requests(("a", blank))) == [(0.0, True)]
+        for before in ("a", ""):
+            assert reader.loglikelihood(requests((before, blank))) == [(0.0, True)]
         assert reader.loglikelihood_rolling(requests((blank,))) == [0.0]
     tokens = ["\n", "\n\n", " \n\t"] if dataset == "text" else [" ", "\t", "\n\n", "\u3000", "  "]
     for blank in tokens:
