@@ -224,7 +224,7 @@ class TransformerXLForHarness(LM):
         if (settings.get("num_beams") or 1) > 1:
             names = ("num_beams", "length_penalty")
         else:
-            names = ("top_k", "top_p")
+            names = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
         rule = {}
         for name in (*names, "no_repeat_ngram_size"):
             if settings.get(name) is not None:

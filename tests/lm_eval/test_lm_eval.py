@@ -194,6 +194,22 @@ def test_generation_ends_at_a_string(harness: Any, here: Here) -> None:
 
 
 @pytest.mark.parametrize(
+    "rule", [{"repetition_penalty": 30.0}, {"min_p": 1.0}, {"typical_p": 1e-6}], ids=str
+)
+def test_what_a_task_asks_of_sampling_is_done(
+    harness: Any, here: Here, rule: dict[str, Any]
+) -> None:
+    asked = {"max_gen_toks": 20, "do_sample": True, "temperature": 1.0, **rule}
+    torch.manual_seed(1)
+    (text,) = harness("run").generate_until(requests(("bab ded", asked)))
+    torch.manual_seed(1)
+    lm = txl.load("run")
+    assert text == lm.generate("bab ded", length=20, **rule)
+    torch.manual_seed(1)
+    assert text != lm.generate("bab ded", length=20)
+
+
+@pytest.mark.parametrize(
     ("settings", "why"),
     [
         (
