@@ -158,6 +158,22 @@ def test_lengths_are_those_of_the_reading(here: Here) -> None:
     assert lm.read(MORE, memory).context == memory.context
 
 
+def test_what_was_read_without_a_length_of_the_training_goes_on(here: Here) -> None:
+    """The memory works with its own lengths, not with those of the training."""
+    here("train --same_length --max_step 1")
+    Path("book.txt").write_text(BOOK)
+    model = "--work_dir new --memory sinks"
+    here(f"read book.txt {model} --no_same_length --to book.memory")
+    written = here(f"generate {model} --memory_file book.memory --prompt bab --length 5 --seed 3")
+    lm = txl.load("new", memory="sinks")
+    memory = txl.load_memory("book.memory")
+    assert not memory.context.same_length
+    assert written.out == "bab" + lm.generate("bab", memory=memory, length=5, seed=3) + "\n"
+    here(f"read book.txt {model} --memory_file book.memory --to more.memory")
+    score = here.row(f"score book.txt {model} --memory_file book.memory")
+    assert score["nats"] == pytest.approx(lm.score(BOOK, memory=memory).total_nats)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_memory_in_16_bits_is_that_of_the_text(here: Here, dtype: str) -> None:
     lm = txl.load("run", dtype=dtype)

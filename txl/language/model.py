@@ -208,9 +208,10 @@ class LanguageModel:
     def used_as(self, use: ModelUse) -> Iterator[TransformerXL]:
         """The model with the attention implementation and autocast that `use` asks for."""
         require_works(self.model_config.memory, use, can_change=False)
-        self._require_trained_lengths(use)
-        context = self.context.overlaid(clamp_len=use.clamp_len)
-        require_serves(self.model.layers[0].attn.pos, context, can_change=False)
+        if getattr(use, "memory_file", None) is None:  # else it brings the lengths
+            self._require_trained_lengths(use)
+            context = self.context.overlaid(clamp_len=use.clamp_len)
+            require_serves(self.model.layers[0].attn.pos, context, can_change=False)
         use_attention(self.model, use.attn_impl)
         with autocast(
             self.model.device, dtype_for(self.model, dtype_on(self.model.device, use.dtype))
