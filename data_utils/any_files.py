@@ -50,8 +50,6 @@ class AnyFiles(Texts):
             self._left_out = sources.left_out
             for path, split in sources.splits.items():
                 self._files.setdefault(split or "train", []).append(path)
-        self.dealt: list[str] = []
-        """Splits that no file names; their documents are split off the training text."""
         if "train" in self._files and not self.is_plain:
             self.dealt = [split for split in SPLITS if split not in self._files]
         self.rule = config.documents

@@ -148,6 +148,10 @@ class Corpus:
         self.require_splits(name)
         return self.texts.fingerprint(name) or self._store(name).record["text"]
 
+    def is_held_out_of(self, fingerprint: str) -> bool:
+        """True unless valid or test is held out of another training text than this one."""
+        return not self.texts.dealt or self._stores["train"].record["text"] == fingerprint
+
     def held_out(self) -> tuple[str, ...]:
         """Those of valid and test that are there. Raises `DataError` if none is."""
         splits = tuple(name for name in ("valid", "test") if self.texts.is_there(name))

@@ -35,6 +35,8 @@ class Texts:
     note = ""
     """How the texts of the splits were found, once they are all read; empty if there is nothing to
     tell."""
+    dealt: Sequence[str] = ()
+    """Splits that no file names; their documents are split off the training text."""
 
     def __init__(self, config: DataConfig, checks: Checks) -> None:
         self.config = config

@@ -124,6 +124,22 @@ def test_what_was_counted_and_what_is_unknown_is_said(here: Here) -> None:
     )
 
 
+def test_text_that_is_held_out_otherwise_than_in_the_training_may_be_of_it_which_is_said(
+    here: Here,
+) -> None:
+    """A vocabulary of bytes does not show that the text is another."""
+    shutil.copy("text/train.txt", "whole.txt")
+    here("train --data whole.txt --dataset bytes --max_step 1")
+    as_trained = "eval --work_dir new --data whole.txt --split test"
+    assert not here(as_trained).notes
+    (note,) = here(f"{as_trained} --held_out 0.3").notes
+    assert "whole.txt: has changed since the training of new/step_00000001, or is split" in note
+    Path("whole.txt").write_text(Path("text/train.txt").read_text()[:2000])
+    assert here(as_trained).notes == [note]
+    shutil.copy("text/train.txt", "other.txt")
+    assert not here(f"{as_trained} --data other.txt --held_out 0.3").notes
+
+
 def test_each_convention_has_streams_and_figures_of_its_own(here: Here) -> None:
     found = {}
     for convention, n_stream in {

@@ -248,6 +248,7 @@ class LanguageModel:
             self.folder,
             self.tokenizer,
             config or self.data_config(),
+            self.record,
             has_other_words=self.reading["has_other_words"],
         )
 

@@ -1,6 +1,7 @@
 """The text that a model was trained on, or another, in its tokens."""
 
 import dataclasses
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from txl.data_utils.tokenizer import Tokenizer
 from txl.data_utils.transfer import is_remote, names_in, remember_typed, require_typed
 from txl.runtime.records import require_fields
 
+_LOG = logging.getLogger(__name__)
 HELD_OUT_BEFORE = "document"
 """How text was held out before --held_out_by, which older records do not have."""
 
@@ -78,10 +80,18 @@ def resolved_data(
 
 
 def open_corpus(
-    folder: Path, tokenizer: Tokenizer, config: DataConfig, *, has_other_words: bool
+    folder: Path,
+    tokenizer: Tokenizer,
+    config: DataConfig,
+    record: Mapping[str, Any],
+    *,
+    has_other_words: bool,
 ) -> Corpus:
     """A text in the model's tokens. Raises `UsageError` if it defines another vocabulary, unless
     the model `has_other_words` than the text of its training, or was given its tokenizer.
+
+    Args:
+        record: of the training, which tells whether what is held out of its text still is.
     """
     corpus = Corpus(config, tokenizer)
     if corpus.defines_vocabulary and config.tokenizer is None and not has_other_words:
@@ -91,5 +101,14 @@ def open_corpus(
             f"{corpus.folder}: its vocabulary ({len(own):,} {own.unit}) is not the one {folder} was"
             f" trained with ({len(tokenizer):,}); give the --data and --dataset of the training"
             " run, or only valid.txt and test.txt",
+        )
+    trained_on = record.get("texts", {}).get("train")
+    is_its_text = config.data == record.get("data", {}).get("data")
+    if is_its_text and trained_on is not None and not corpus.is_held_out_of(trained_on):
+        _LOG.warning(
+            "%s: has changed since the training of %s, or is split otherwise: what is held out of"
+            " it may have been trained on, and figures of it be too good",
+            corpus.texts.name("train"),
+            folder,
         )
     return corpus
