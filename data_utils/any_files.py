@@ -5,7 +5,7 @@ them; and a first look at them: how large, and whether words stand between space
 import hashlib
 import logging
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from .tokenizer import Tokenizer
 from .transfer import with_copies
 
 _LOG = logging.getLogger(__name__)
+_SUFFIXES_NAMED = 4
 
 
 class AnyFiles(Texts):
@@ -40,6 +41,7 @@ class AnyFiles(Texts):
         self.is_plain = _is_plain(config.data)
         self._files: dict[str, list[Path]] = {}
         self._left_out: list[Path] = []
+        self._not_read: list[Path] = []
         if self.is_plain:
             for split in SPLITS:
                 path = self.home / f"{split}.txt"
@@ -48,6 +50,7 @@ class AnyFiles(Texts):
         else:
             sources = sources_of(config.data)
             self._left_out = sources.left_out
+            self._not_read = [path for path in sources.not_read if path not in sources.splits]
             for path, split in sources.splits.items():
                 self._files.setdefault(split or "train", []).append(path)
         if "train" in self._files and not self.is_plain:
@@ -240,6 +243,8 @@ class AnyFiles(Texts):
             note += f"; by name: {self._by_name(filter(self._files.__contains__, splits))}"
         if self.dealt:
             note += f"; {' and '.join(self.dealt)}: {self._how_held_out()}"
+        if self._not_read:
+            note += f"; not read unless named: {_suffixes_of(self._not_read)}"
         ours = [path for path in self._left_out if path.name != CACHE]
         if ours:
             note += f"; left out, written by txl: {_first_of(ours)}"
@@ -270,6 +275,16 @@ def _first_of(paths: list[Path]) -> str:
     if len(paths) == 1:
         return str(paths[0])
     return f"{paths[0]} and {len(paths) - 1:,} more"
+
+
+def _suffixes_of(paths: list[Path]) -> str:
+    """How many files have which suffix, the most frequent first."""
+    counts = Counter(path.suffix or "without a suffix" for path in paths)
+    first = counts.most_common(_SUFFIXES_NAMED)
+    said = [f"{n:,} {suffix}" for suffix, n in first]
+    if n_more := counts.total() - sum(n for _, n in first):
+        said.append(f"{n_more:,} more")
+    return ", ".join(said)
 
 
 def _says_returns(path: Path) -> str:

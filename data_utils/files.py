@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from glob import glob, has_magic
 from pathlib import Path
@@ -27,10 +27,12 @@ class Sources(NamedTuple):
     Attributes:
         splits: the split of each file; empty if its name and folders name none.
         left_out: caches and run folders among them, which are no text.
+        not_read: other files of folders, which are read if they are named.
     """
 
     splits: dict[Path, str]
     left_out: list[Path]
+    not_read: list[Path]
 
 
 class _Named(NamedTuple):
@@ -40,6 +42,7 @@ class _Named(NamedTuple):
     root: str
     files: list[Path]
     left_out: list[Path]
+    not_read: Sequence[Path] = ()
 
 
 def sources_of(data: tuple[str, ...] | str) -> Sources:
@@ -78,11 +81,12 @@ def sources_of(data: tuple[str, ...] | str) -> Sources:
         for i, name in enumerate(names):
             if Path(name).is_dir():
                 roots[i] = os.path.dirname(roots[i])
-    sources = Sources({}, [])
+    sources = Sources({}, [], [])
     for root, argument in zip(roots, arguments, strict=True):
         for path in argument.files:
             sources.splits[path] = _split_below(root, path)
         sources.left_out.extend(argument.left_out)
+        sources.not_read.extend(argument.not_read)
     named = set(sources.splits.values())
     if "" in named and "train" not in named:
         # among files without a split, npm-install-test.md is about a test, and test.md is one
@@ -103,13 +107,15 @@ def _named(name: str) -> _Named:
     path = Path(name)
     left_out: list[Path] = []
     if path.is_dir():
-        files = sorted(filter(kind_of, _below(path, left_out)))
+        found = sorted(_below(path, left_out))
+        files = list(filter(kind_of, found))
         texts = [file for file in files if kind_of(file) != "table"]
         if texts:
             files = texts  # tables beside texts are mostly figures
         if any(map(has_rows, files)):
             files = [file for file in files if not file.name.lower().startswith("readme.")]
-        return _Named(os.path.abspath(path), files, left_out)
+        not_read = sorted(set(found).difference(files))
+        return _Named(os.path.abspath(path), files, left_out, not_read)
     if path.exists():
         require_regular(path)
         return _Named(os.path.dirname(os.path.abspath(path)), [path], left_out)

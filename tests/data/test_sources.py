@@ -223,6 +223,23 @@ def test_links_to_folders_are_followed_and_each_folder_is_read_once(
     )
 
 
+def test_files_of_a_folder_that_are_not_read_are_counted_by_suffix(tmp_path: Path) -> None:
+    """One page among the sources of a program is not the text that its user means."""
+    write_all(tmp_path, ["read.md", "a.rst", "sub/b.rst", "figures.csv", "Makefile", "c.h", "d.py"])
+
+    def said(*names: str) -> str:
+        data = names[0] if len(names) == 1 else names
+        return Corpus(DataConfig(data=data, dataset="bytes", documents="row")).note
+
+    here = str(tmp_path)
+    counted = "not read unless named: 2 .rst, 1 without a suffix, 1 .h, 1 .py, 1 more"
+    assert said(here).endswith(f"; {counted}")
+    assert said(here, f"{here}/*.rst", f"{here}/sub/b.rst").endswith(
+        "; not read unless named: 1 without a suffix, 1 .h, 1 .py, 1 .csv"
+    )
+    assert "not read" not in said(f"{here}/**/*.rst")
+
+
 def test_a_readme_beside_rows_is_no_text(tmp_path: Path) -> None:
     write_all(tmp_path, ["README.md", "a.txt", "b.jsonl"])
     assert [path.name for path in sources_of(str(tmp_path)).splits] == ["a.txt", "b.jsonl"]
