@@ -234,11 +234,7 @@ def _table_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
         rows = csv.DictReader(lines, delimiter=_delimiter(path), strict=True)
         try:
             names = list(filter(None, rows.fieldnames or []))
-            if field not in names:
-                columns = ", ".join(names)[:200]
-                raise DataError(
-                    f"{path}: no column {field!r}, there is {columns}; name it with --text_field"
-                )
+            _require_column(path, field, names)
             for n, row in enumerate(rows, 1):
                 if n % 4096 == 0:
                     tick()
@@ -246,6 +242,11 @@ def _table_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
                     raise DataError(
                         f"{path}, row {n}: has more cells than the {len(names)} that the first row"
                         " names; put cells in quotes that hold what separates them"
+                    )
+                if row[field] is None:
+                    raise DataError(
+                        f"{path}, row {n}: ends before the column {field!r}; put cells in quotes"
+                        " that hold a line end"
                     )
                 yield n, row[field]
         except UnicodeDecodeError as error:
@@ -256,6 +257,18 @@ def _table_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
             raise DataError(f"{path}, row {rows.line_num}: {what}; {advice}") from None
         finally:
             lines.detach()
+
+
+def _require_column(path: Path, field: str, names: list[str]) -> None:
+    """Raise `DataError` unless one of the columns of a file has this name."""
+    if field not in names:
+        columns = ", ".join(names)[:200]
+        raise DataError(
+            f"{path}: no column {field!r}, there is {columns}; name it with --text_field"
+        )
+    if names.count(field) > 1:
+        what = f"{names.count(field)} columns are named {field!r}"
+        raise DataError(f"{path}: {what}; name them apart, or another with --text_field")
 
 
 def _delimiter(path: Path) -> str:
@@ -331,11 +344,7 @@ def parquet_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]
     try:
         with reading(path), ParquetFile(path) as file:
             names = file.schema_arrow.names
-            if field not in names:
-                columns = ", ".join(names)[:200]
-                raise DataError(
-                    f"{path}: no column {field!r}, there is {columns}; name it with --text_field"
-                )
+            _require_column(path, field, names)
             with tqdm(
                 total=file.metadata.num_rows, desc=f"{task} {path.name}", unit="row", disable=None
             ) as bar:

@@ -575,6 +575,21 @@ def test_a_row_of_a_table_with_more_cells_than_names_is_refused(tmp_path: Path) 
         open_any(tmp_path / "my.csv")
 
 
+def test_a_row_of_a_table_that_ends_before_the_text_is_refused(tmp_path: Path) -> None:
+    """A line end without quotes makes two rows of one, and the second had its text in another column."""
+    (tmp_path / "my.csv").write_text("id,text\n1,Hello\nworld\n2,\n")
+    with pytest.raises(
+        DataError, match=r"my\.csv, row 2: ends before the column 'text'; put cells"
+    ):
+        open_any(tmp_path / "my.csv")
+
+
+def test_two_columns_of_the_name_of_the_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text("text,text\na,b\n")
+    with pytest.raises(DataError, match=r"my\.csv: 2 columns are named 'text'; name them apart"):
+        open_any(tmp_path / "my.csv")
+
+
 def test_tables_beside_texts_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_text(TABLE)
     (tmp_path / "my.txt").write_bytes(blank())
