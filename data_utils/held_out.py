@@ -140,6 +140,8 @@ class Dealing:
         self._extents = extents
         self._whole = whole
         self._fullest = fullest
+        filled = [extent for extent in extents if extent.n_byte]
+        self._is_one_document = [len(extent.begins) for extent in filled] == [1]
         self._n_read = 0
         self._n_held = dict.fromkeys(self._splits, 0)
 
@@ -192,6 +194,9 @@ class Dealing:
                         end = len(content)
                 else:
                     end = place_to_cut(content, wanted, begins=begins)
+                    if end == len(content) and piece.ends and self._is_one_document:
+                        # nothing would be left for the last split
+                        end = place_to_cut(content.rstrip(b"\r\n"), wanted, begins=begins)
                 if end == len(content) and not piece.ends:
                     break  # the next piece has a better place
                 if end:

@@ -121,6 +121,18 @@ def test_a_text_of_one_short_document_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, documents="file")
 
 
+@pytest.mark.parametrize("line_end", ["", "\n"])
+def test_a_text_of_one_line_is_cut_before_spaces(tmp_path: Path, line_end: str) -> None:
+    """Its only line end lies nearer than a cut looks for one, and ends the text."""
+    line = " ".join(f"word{i}" for i in range(1000)) + line_end
+    (tmp_path / "my.txt").write_text(line)
+    corpus = opened(tmp_path, held_out=0.1)
+    parts = [text_of(corpus, split) for split in SPLITS]
+    assert [word for part in parts for word in part.split()] == line.split()
+    shares = [len(part) / len(line) for part in parts]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
+
+
 def test_a_split_that_a_file_names_is_not_held_out(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("".join(PARAGRAPHS))
     (tmp_path / "test.txt").write_text("the test\n")
