@@ -221,10 +221,16 @@ class LanguageModel:
     def _require_trained_lengths(self, use: ModelUse) -> None:
         """Raise `UsageError` if the memory does not work with what `use` leaves as in training."""
         memory = self.model_config.memory
-        for name, off in (("same_length", "--no_same_length"), ("clamp_len", "--clamp_len -1")):
+        switched_off = {
+            "mem_len": "--mem_len 0",
+            "same_length": "--no_same_length",
+            "clamp_len": "--clamp_len -1",
+        }
+        for name, off in switched_off.items():
             trained = getattr(self.context, name)
             allowed = MEMORIES[memory].traits.works_with.get(name, (trained,))
-            if getattr(use, name) is None and trained not in allowed:
+            is_left = getattr(use, name, None) in (None, ())
+            if is_left and trained not in allowed:
                 raise UsageError(
                     f"--memory {memory}: does not work with --{name}, with which the model was"
                     f" trained; give {off}"
