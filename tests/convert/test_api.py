@@ -42,6 +42,12 @@ def test_a_text_has_the_figures_of_eval_py(here: Here, lm: txl.LanguageModel) ->
     assert score.perplexity == pytest.approx(torch.tensor(score.nats).mean().exp().item(), rel=1e-5)
 
 
+def test_a_line_break_before_a_text_is_its_context(lm: txl.LanguageModel) -> None:
+    after = lm.score("bab ded", context="\n").nats
+    assert after == pytest.approx(lm.score("\nbab ded").nats[1:], rel=1e-6)
+    assert after != lm.score("bab ded").nats == lm.score("bab ded", context=" ").nats
+
+
 def test_hidden_states_give_the_probabilities_of_the_next_words(lm: txl.LanguageModel) -> None:
     text = "bab ded bab ded ded bab " * 5
     hidden_ND = lm.hidden_states(text)

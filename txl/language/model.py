@@ -24,7 +24,7 @@ from txl.config import Context, Dtype, ModelConfig, UsageError, require
 from txl.data_utils.chat import Messages
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import is_tokenised
-from txl.data_utils.free_text import decoded, encode_after, encode_text
+from txl.data_utils.free_text import decoded, encode_after, encode_text, has_tokens
 from txl.data_utils.tokenizer import Tokenizer
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
@@ -468,7 +468,7 @@ class LanguageModel:
         none before a text, see docs/pretrained.md. Raises `UsageError` if there is nothing to
         score.
         """
-        if not self.tokenizer.prompt(context):
+        if not has_tokens(context, self.tokenizer):
             context = ""
         running = self.is_tokenised
         of_context, tokens = encode_after(
