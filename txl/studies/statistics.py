@@ -102,8 +102,7 @@ def estimate(cells: Cells, weights: Mapping[str, float]) -> Estimate | None:
     of seeds, which sum to 0, are estimated only if the weights do: they then cancel, and a
     comparison is paired by seed. Else, as for the difference of two readings of one training, they
     are a part of the residual. With two arms this is Student's paired t-test. A training that was
-    run again is one more loss of its arm and seed, so that the deviation holds what a rerun differs
-    by.
+    run again is no further seed: the mean of the two is the loss of its arm and seed.
 
     Args:
         cells: losses by arm and seed; an arm may lack seeds.
@@ -126,8 +125,8 @@ def estimate(cells: Cells, weights: Mapping[str, float]) -> Estimate | None:
         row = [float(arm == one) for one in arms]
         for one in effects:
             row.append(float(seed == one) - float(seed == seeds[0]))
-        rows += [row] * len(values)
-        losses += values
+        rows.append(row)
+        losses.append(statistics.fmean(values))
     design = np.array(rows)
     y = np.array(losses)
     w = np.array([weights.get(arm, 0.0) for arm in arms] + [0.0] * len(effects))
