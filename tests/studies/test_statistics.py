@@ -216,6 +216,24 @@ def test_contrasts_are_compared_in_place_of_the_baseline() -> None:
         } == {(0, None, "no figures")}
 
 
+def test_a_reading_beside_two_others_is_compared_in_the_model_of_all_arms() -> None:
+    """Twice one arm less two others, whichever side is first: as its weights in one model of losses, whose
+    spread is that of one loss, without what all arms of a seed have in common."""
+    dice = random.Random(4)
+    losses = {name: [dice.gauss(0, 1) + 9 * seed for seed in range(3)] for name in "abcdefg"}
+    rows = [row(name, dict(enumerate(values))) for name, values in losses.items()]
+    twice, others = (("a", "a"), ("a", "a")), (("b", "a"), ("c", "a"))
+    noted = [
+        as_noted("more", Contrast(twice, others)),
+        as_noted("less", Contrast(others, twice)),
+    ]
+    expected = estimate(cells(losses), {"a": 2, "b": -1, "c": -1})
+    assert expected is not None
+    for found, sign in zip(compared(STUDY, rows, noted), (1, -1), strict=True):
+        assert found.difference == pytest.approx(sign * expected.difference)
+        assert (found.error, found.freedom) == (pytest.approx(expected.error), 12)
+
+
 @pytest.mark.parametrize(
     ("metric", "unit", "difference"),
     [

@@ -309,7 +309,7 @@ def _contrasted(label: str, column: str, losses: Losses, contrast: Contrast) -> 
 
     Readings of one variant are of one training, whose weights they share: they are put together
     first. What is pooled is therefore the same for every variant: a loss in one column, or the
-    difference of two columns.
+    difference of two columns. A reading that stands twice has twice the weight.
     """
     parts: dict[str, dict[str, int]] = {}
     for sign, side in ((1, contrast.of), (-1, contrast.against)):
@@ -324,9 +324,9 @@ def _contrasted(label: str, column: str, losses: Losses, contrast: Contrast) -> 
         return Comparison(label, column, 0)
     weights = {}
     for run, of_run in parts.items():
-        weights[run] = math.copysign(1.0, next(iter(of_run.values())))
+        weights[run] = _weight(list(of_run.values()))
     kinds = {
-        run: {name: weights[run] * n for name, n in of_run.items()} for run, of_run in parts.items()
+        run: {name: n / weights[run] for name, n in of_run.items()} for run, of_run in parts.items()
     }
     of_others = next(iter(kinds.values()))
     cells: dict[tuple[str, int], list[float]] = {}
@@ -336,6 +336,18 @@ def _contrasted(label: str, column: str, losses: Losses, contrast: Contrast) -> 
     for one in parts:
         seeds.append({seed for run, seed in cells if run == one})
     return comparison(label, column, len(set.intersection(*seeds)), estimate(cells, weights))
+
+
+def _weight(times: Sequence[int]) -> float:
+    """Of what a contrast has of one variant.
+
+    Args:
+        times: how often it has each reading, below 0 on the other side.
+    """
+    n_more = sum(times)
+    if n_more:
+        return float(n_more)
+    return math.copysign(sum(abs(n) for n in times) / 2, times[0])
 
 
 def _cells(
