@@ -4,6 +4,7 @@ import json
 import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 from tests.cli.conftest import Here
 from txl.commands import try_text
-from txl.commands.try_text import Plan, as_words, in_time, name_of, plan_of, value_of
+from txl.commands.scoring import Split
+from txl.commands.try_text import Plan, Trial, as_words, in_time, name_of, plan_of, value_of
 from txl.config import Context
 from txl.data_utils.any_files import has_spaces, survey
 from txl.data_utils.datasets import DataConfig
@@ -223,6 +225,29 @@ def test_a_sentence_has_both_figures_and_what_lies_beyond_is_said_to_be() -> Non
     assert found.beyond is not None
     assert "16 is more than the 8 of the training" in found.beyond.claim()
     assert json.loads(json.dumps(found.as_dict()))["word"] == "helps"
+
+
+def trial(nats: float, mem_len: int, *, reset: str) -> Trial:
+    """900 tokens in documents of 30."""
+    rng = np.random.default_rng(mem_len)
+    rows = [row(nats + rng.normal(0, 0.1, 899), mem_len, borders) for borders in ("cut", "aside")]
+    lm = SimpleNamespace(context=Context(tgt_len=8, mem_len=mem_len), reading={"reset": reset})
+    split = Split("test", np.arange(900), {}, lambda: np.arange(0, 900, 30))
+    return Trial(cast(Any, lm), cast(Any, None), split, rows)
+
+
+def test_two_models_are_compared_where_the_text_is_long_enough_for_an_interval() -> None:
+    """Documents that are read alone are drawn whatever their length, see `blocks_of`."""
+    found = {}
+    for reset in ("document", "never"):
+        mine, theirs = trial(1.0, 64, reset=reset), trial(1.1, 0, reset=reset)
+        found[reset] = try_text.compared(mine, theirs, "none")
+    assert re.search(r"\): 9\.\d % lower perplexity a token \(\d", found["document"]["sentence"])
+    assert set(found["document"]["share"]) == {"cut", "aside"}
+    assert found["never"]["sentence"].endswith(
+        "): too short to tell, 4 stretches of 200 tokens; 20 are needed"
+    )
+    assert found["never"]["share"] == {}
 
 
 # the program

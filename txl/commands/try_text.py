@@ -24,7 +24,14 @@ from txl.data_utils.any_files import Survey, survey
 from txl.data_utils.corpus import LONG_WORD, Corpus, DataConfig
 from txl.data_utils.transfer import names_in, remember_typed
 from txl.evaluation.config import EvalConfig, ReportConfig
-from txl.evaluation.gain import Interval, Verdict, change_in_words, judge, saved_between
+from txl.evaluation.gain import (
+    Interval,
+    Verdict,
+    change_in_words,
+    judge,
+    saved_and_blocks,
+    too_short,
+)
 from txl.evaluation.report import HEAD, write_json
 from txl.evaluation.rows import Row
 from txl.language.model import LanguageModel
@@ -499,27 +506,36 @@ def row_of(trial: Trial, borders: str, mem_len: int) -> Row:
 
 
 def compared(trial: Trial, other: Trial, memory: str) -> dict[str, Any]:
-    """Say how much lower the perplexity is than that of a model with another memory, and return it
-    for JSON.
+    """Say how much lower the perplexity is than that of a model with another memory, or that the
+    text is too short to tell, and return it for JSON.
     """
     shares: dict[str, Interval] = {}
     lengths = (trial.lm.context.mem_len, other.lm.context.mem_len)
+    how: dict[str, Any] = {"starts": trial.starts, "reset": trial.lm.reading["reset"]}
+    short = ""
     for borders in ("cut", "aside"):
         one = row_of(trial, borders, lengths[0])
         two = row_of(other, borders, lengths[1])
-        saved = saved_between(two, one, max(lengths), starts=trial.starts)
-        shares[borders] = saved.as_share()
+        saved, blocks = saved_and_blocks(two, one, max(lengths), **how)
+        if blocks.are_enough:
+            shares[borders] = saved.as_share()
+        else:
+            short = too_short(blocks.what)
     if memory == "none":
         name = "no memory"
     else:
         name = f"--memory {memory}"
     theirs = perplexity(row_of(other, "cut", lengths[1]).score.nats_per_token)
     ours = perplexity(row_of(trial, "cut", lengths[0]).score.nats_per_token)
-    in_all = change_in_words(shares["cut"], "token")
-    aside = change_in_words(shares["aside"], "token")
+    if short:
+        found_in_words = short
+    else:
+        in_all = change_in_words(shares["cut"], "token")
+        aside = change_in_words(shares["aside"], "token")
+        found_in_words = f"{in_all}; with borders aside {aside}"
     sentence = (
         f"against a model of {name}, trained for the same minutes (perplexity a token {theirs:.2f},"
-        f" here {ours:.2f}): {in_all}; with borders aside {aside}"
+        f" here {ours:.2f}): {found_in_words}"
     )
     found = {borders: [share.mean, share.low, share.high] for borders, share in shares.items()}
     return {"sentence": sentence, "perplexity": theirs, "share": found}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from txl.evaluation.gain import LEAST_BLOCKS, Interval, saved_and_blocks
+from txl.evaluation.gain import Interval, saved_and_blocks, too_short
 from txl.evaluation.rows import Row
 
 
@@ -29,7 +29,7 @@ class Cost:
     def sentence(self) -> str:
         """The cost in one sentence."""
         if self.nats is None:
-            found = f"too short to tell, {self.blocks}; {LEAST_BLOCKS} are needed"
+            found = too_short(self.blocks)
         elif not self.nats.is_printed:
             found = f"a cost is not shown ({self.nats.ends(3)} nats a token)"
         elif self.nats.mean > 0:

@@ -206,7 +206,7 @@ class Gain:
     def in_all_in_words(self) -> str:
         """What is gained in all, or that the text is too short to tell."""
         if self.in_all is None:
-            return f"too short to tell, {self.blocks}; {LEAST_BLOCKS} are needed"
+            return too_short(self.blocks)
         return change_in_words(self.in_all, self.unit)
 
     def seeing_further_in_words(self) -> str:
@@ -218,6 +218,11 @@ class Gain:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; shares, not per cent."""
         return {**asdict(self), "sentence": self.sentence()}
+
+
+def too_short(blocks: str) -> str:
+    """That a text has too few blocks for an interval, which are given in words."""
+    return f"too short to tell, {blocks}; {LEAST_BLOCKS} are needed"
 
 
 def change_in_words(share: Interval, unit: str) -> str:
