@@ -263,6 +263,15 @@ def test_the_page_is_of_as_many_tokens_as_were_read(
     assert report["n_token"] == 99
 
 
+def test_figures_of_a_text_without_test_are_those_of_valid(here: Here) -> None:
+    Path("mine").mkdir()
+    Path("mine/train.txt").write_text(lines_of(200, 9))
+    Path("mine/valid.txt").write_text(lines_of(20, 9))
+    out = here(f"try mine --dataset characters {SMALL} --eval_tgt_len 8 --minutes 1e-9").out
+    assert re.search(r"^\| valid: [\d,]+ tokens, perplexity ", out, flags=re.MULTILINE)
+    assert "| test: " not in out
+
+
 def test_it_trains_reads_samples_and_ends_in_a_sentence(here: Here) -> None:
     """With no time for more than one update; the run is one like any other."""
     Path("mine.txt").write_text(lines_of(200, 9))

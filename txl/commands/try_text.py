@@ -468,7 +468,7 @@ def say(trial: Trial, verdict: Verdict, run: Path, typed: Typed) -> None:
     if row.score.characters <= LONG_WORD * row.score.words:
         per_word = f", {row.score.word_perplexity:.2f} a word and line end"
     print_line(
-        f"| test: {row.score.tokens:,} tokens, perplexity {row.score.perplexity:.2f} a token"
+        f"| {row.split}: {row.score.tokens:,} tokens, perplexity {row.score.perplexity:.2f} a token"
         f"{per_word}{per_character}"
     )
     if verdict.beyond is not None:
