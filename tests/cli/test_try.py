@@ -261,6 +261,12 @@ def test_the_page_is_of_as_many_tokens_as_were_read(
     here(f"try mine.txt --dataset characters {SMALL} --eval_tgt_len 8 --minutes 1e-9")
     report = json.loads(Path("runs/try-mine/report.json").read_text())
     assert report["n_token"] == 99
+    here("report runs/try-mine --json whole.json --mem_len 0 8 --sample_length 0")
+    whole = json.loads(Path("whole.json").read_text())
+    assert whole["n_token"] > 99
+    assert report["text"] != whole["text"], "a beginning is not compared with the whole"
+    here("report runs/try-mine/report.json whole.json --out both.html")
+    assert "different texts" in Path("both.html").read_text()
 
 
 def test_figures_of_a_text_without_test_are_those_of_valid(here: Here) -> None:

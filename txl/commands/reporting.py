@@ -3,6 +3,7 @@ they come from.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -224,7 +225,7 @@ class _Measured:
             weights=lm.fingerprint(),
             dtype=self.config.dtype,
             split=self.split.name,
-            text=corpus.fingerprint(self.split.name),
+            text=self._text(corpus),
             tokenizer=lm.tokenizer.fingerprint(),
             notes=[without_folders(as_text(note)) for note in notes],
             n_token=self.rows[0].score.tokens,
@@ -241,6 +242,15 @@ class _Measured:
             sample=as_text(sample),
             origin=origin_of(lm),
         )
+
+    def _text(self, corpus: Corpus) -> str:
+        """The digest of the text that was read: the split, or the beginning of it."""
+        whole = corpus.fingerprint(self.split.name)
+        n_token = len(self.split.ids)
+        if n_token == len(corpus.split(self.split.name)):
+            return whole
+        read = int(self.split.sizes["bytes"].sum()) or n_token
+        return hashlib.sha256(f"{whole} {read}".encode()).hexdigest()
 
     def _gains(self) -> list[Any]:
         """Of each length over the shortest, as eval.py says them of these two lengths."""
