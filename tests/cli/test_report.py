@@ -20,11 +20,13 @@ from txl.commands.reporting import (
     evaluation_of,
     name_of,
     report_of,
+    saved_at,
 )
 from txl.commands.scoring import Split, rows_of, ways_of
 from txl.config import UsageError
 from txl.data_utils.files import CACHE
 from txl.evaluation.config import ReportConfig
+from txl.evaluation.gain import blocks_of
 from txl.language.model import load
 from txl.language.token_losses import losses_by_token
 from txl.report.record import Report, read_report
@@ -350,3 +352,14 @@ def test_a_model_without_its_text_is_refused(here: Here) -> None:
     assert "nowhere" in here.refused("report run")
     with pytest.raises(UsageError):
         add_report("run")
+
+
+def test_a_kind_of_word_in_few_stretches_tells_nothing() -> None:
+    """However many stretches the text has, and tokens of the kind stand in them."""
+    blocks = blocks_of(8000, 100, starts=None, are_read_alone=False)
+    saved_N = np.random.default_rng(0).normal(1.0, 0.1, 8000)
+    in_five_N = np.arange(8000) < 1000
+    assert saved_at(in_five_N, saved_N, blocks) is None
+    everywhere = saved_at(np.arange(8000) % 8 == 0, saved_N, blocks)
+    assert everywhere is not None
+    assert everywhere.low < 1 < everywhere.high

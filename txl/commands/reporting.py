@@ -19,7 +19,14 @@ from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.tokenizer import UNK, Tokenizer
 from txl.evaluation.config import EvalConfig, ReportConfig
 from txl.evaluation.conventions import reading_of
-from txl.evaluation.gain import LEAST_BLOCKS, blocks_of, gains_of, paired_bootstrap
+from txl.evaluation.gain import (
+    LEAST_BLOCKS,
+    Blocks,
+    Interval,
+    blocks_of,
+    gains_of,
+    paired_bootstrap,
+)
 from txl.evaluation.measures.attention import attention_by_distance, attention_by_token
 from txl.evaluation.reading import within
 from txl.evaluation.report import HEAD, print_remarks
@@ -293,9 +300,7 @@ class _Measured:
         for first, last in ((1, near), (near + 1, far), (far + 1, None), (0, 0)):
             where_N = (back_N >= first) & (back_N <= (last if last is not None else len(back_N)))
             where_N[0] = False
-            saved = None
-            if where_N.sum() >= FEWEST and blocks.n_block >= LEAST_BLOCKS:
-                saved = paired_bootstrap(np.where(where_N, saved_N, np.nan), blocks)
+            saved = saved_at(where_N, saved_N, blocks)
             share = float(where_N.sum() / (len(where_N) - 1))
             found.append(Said(first=first, last=last, share=share, saved=saved))
         return found
@@ -386,6 +391,16 @@ def compared_lengths(lengths: Sequence[int], trained: int) -> list[int]:
     if known:
         return [lengths[0], known[-1]]
     return [lengths[0], lengths[-1]]
+
+
+def saved_at(where_N: np.ndarray, saved_N: np.ndarray, blocks: Blocks) -> Interval | None:
+    """What is saved at tokens of one kind; None: they are too few, or stand in too few blocks, which
+    tell nothing of the others.
+    """
+    n_block = len(np.unique(blocks.block_N[where_N]))
+    if where_N.sum() < FEWEST or n_block < LEAST_BLOCKS:
+        return None
+    return paired_bootstrap(np.where(where_N, saved_N, np.nan), blocks)
 
 
 def figures_of(row: Row) -> Figures:
