@@ -86,6 +86,8 @@ MOST_USED = (
 )
 READING = ("dataset", "documents", "text_field", "tokenizer")
 """Flags that say how a text is read."""
+_OF_ONE_TRIAL = ("data", "minutes", "work_dir", "overwrite", "resume")
+"""What the command for another trial of the same model names otherwise, or not."""
 RESULT = "try.json"
 """In the run folder: the verdict with its figures."""
 
@@ -484,11 +486,12 @@ def say(trial: Trial, verdict: Verdict, run: Path, typed: Typed) -> None:
 def advice(typed: Typed) -> str:
     """What one model does not say, and the command that answers it."""
     minutes = typed["minutes"]
-    text = text_as_typed(typed)
     after = f"this is of one model after {minutes:g} minutes"
     if minutes == 1:
         after = "this is of one model after 1 minute"
-    command = f"txl try {text} --minutes {minutes:g} --against none"
+    same = {name: value for name, value in typed.items() if name not in _OF_ONE_TRIAL}
+    words = shlex.join([*names_in(typed["data"]), *as_words(same)])
+    command = f"txl try {words} --minutes {minutes:g} --against none"
     return f"{after}; a second one without memory says what it is worth: {command}"
 
 
