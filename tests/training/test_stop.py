@@ -102,3 +102,24 @@ def test_loss_and_speed_are_over_all_ranks_and_without_pauses(
     clock.now += 1.0
     found.add(torch.ones(2, 6))
     assert (found.read()["train/nll_nats"], found.tok_per_s) == (pytest.approx(1.0), 36.0)
+
+
+def test_an_evaluation_that_was_owed_counts_as_no_training_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each step takes a second and reads 24 tokens."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(
+        meter,
+        "time",
+        SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.now),
+    )
+
+    def wait(seconds: float) -> None:
+        clock.now += seconds
+
+    run = Run(config(max_step=3), after_step=lambda: wait(1.0)).begin()
+    run.state.progress.owes_evaluation = True
+    score = run.score
+    run.score = lambda *asked: wait(50.0) or score(*asked)  # type: ignore[method-assign]
+    assert run.train().tok_per_s == 24.0

@@ -136,8 +136,9 @@ def train(
     finished = nullcontext() if checkpoints is None else checkpoints.finished()
     with StopRequest(config.max_hours) as request, bar, finished:
         if progress.owes_evaluation:  # the run was stopped during an evaluation
-            asked = _evaluate(state, validation, metrics, request, sample)
-            saved_in = _save(state, checkpoints)
+            with meter.paused():
+                asked = _evaluate(state, validation, metrics, request, sample)
+                saved_in = _save(state, checkpoints)
 
         for batch in () if asked else _remaining(stream, state):
             meter.add(state.step(*batch), state.memory_loss)
