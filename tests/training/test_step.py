@@ -1,6 +1,7 @@
 """One step: chunks, precision, recomputation, what is not finite."""
 
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -176,6 +177,17 @@ def test_a_bad_step_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(weight.isfinite().all() for weight in run.weights().values())
     assert all(loss.isfinite().all() for i, loss in enumerate(run.losses) if i != 2)
     assert "skipped: step 3" in capsys.readouterr().out
+
+
+def test_a_skipped_step_is_not_in_the_loss_that_is_logged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = Run(config(on_nonfinite="skip", log_interval=2)).begin()
+    poison(run, 2, 3, 4)
+    run.train()
+    logged = re.findall(r"\| loss +(\S+) \|", capsys.readouterr().out)
+    own = [f"{float(some.mean()):.2f}" for some in (run.losses[0], torch.cat(run.losses[4:]))]
+    assert logged == [own[0], "nan", own[1]]
 
 
 def test_skipping_a_step_leaves_nothing_that_is_not_finite_in_memory() -> None:

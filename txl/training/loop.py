@@ -141,7 +141,9 @@ def train(
                 saved_in = _save(state, checkpoints)
 
         for batch in () if asked else _remaining(stream, state):
-            meter.add(state.step(*batch), state.memory_loss)
+            n_skipped = progress.n_skipped
+            nll_BT = state.step(*batch)
+            meter.add(nll_BT, state.memory_loss, was_skipped=progress.n_skipped > n_skipped)
             bar.update()
 
             evaluate_now = _evaluation_is_due(state)

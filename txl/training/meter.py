@@ -1,5 +1,6 @@
 """Loss and speed of a training."""
 
+import math
 import resource
 import sys
 import time
@@ -32,6 +33,7 @@ class Meter:
         self._flops_per_token = flops_per_token(model, context)
         self._peak = measured_peak_flops(ranks.device, dtype)
         self._n_step = self._n_token = 0
+        self._n_skipped_step = self._n_skipped_token = 0
         self._paused_s = self._paused_cpu_s = 0.0
         self._start = self._last = self._now()
 
@@ -41,15 +43,24 @@ class Meter:
         _, n_token, seconds, _ = self._since(self._start)
         return n_token / seconds
 
-    def add(self, nll_BT: Tensor, memory_loss: Tensor | None = None) -> None:
-        """Add the nats of a step, and what the memory added to its loss."""
+    def add(
+        self, nll_BT: Tensor, memory_loss: Tensor | None = None, *, was_skipped: bool = False
+    ) -> None:
+        """Add the nats of a step, and what the memory added to its loss. If its update was skipped
+        they are left out, since they need not be finite: the step counts for the speed alone.
+        """
+        n_token = nll_BT.numel() * self._ranks.world
+        self._n_token += n_token
+        self._n_step += 1
+        if was_skipped:
+            self._n_skipped_token += n_token
+            self._n_skipped_step += 1
+            return
         self._nats += float64_sum(nll_BT)
         if memory_loss is not None:
             self._memory_loss = float64_sum(memory_loss) + (
                 0 if self._memory_loss is None else self._memory_loss
             )
-        self._n_token += nll_BT.numel() * self._ranks.world
-        self._n_step += 1
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -65,12 +76,14 @@ class Meter:
         measured = self.so_far()
         self._nats.zero_()
         self._memory_loss = None
+        self._n_skipped_step = self._n_skipped_token = 0
         self._last = self._now()
         return measured
 
     def so_far(self) -> dict[str, float]:
-        """Loss, speed and peak memory since the last reading, by their names in metrics.jsonl. All
-        ranks call it together. The share of operations is relative to `measured_peak_flops`.
+        """Loss, speed and peak memory since the last reading, by their names in metrics.jsonl; the
+        loss is NaN if all updates were skipped. All ranks call it together. The share of operations
+        is relative to `measured_peak_flops`.
         """
         # synchronises, so before the clock is read
         total = float(self._ranks.total(self._nats.clone()))
@@ -80,10 +93,15 @@ class Meter:
             of_memory = {}
         else:
             total_of_memory = float(self._ranks.total(self._memory_loss.clone()))
-            of_memory = {"train/memory_loss": total_of_memory / n_step}
+            of_memory = {"train/memory_loss": total_of_memory / (n_step - self._n_skipped_step)}
+        n_counted = n_token - self._n_skipped_token
+        if n_counted:
+            nats = total / n_counted
+        else:
+            nats = math.nan
         return {
-            "train/nll_nats": total / n_token,
-            "train/ppl": perplexity(total / n_token),
+            "train/nll_nats": nats,
+            "train/ppl": perplexity(nats),
             **{name: value / self._ranks.world for name, value in of_memory.items()},
             "speed/tok_per_s": n_token / seconds,
             "speed/ms_per_step": 1000 * seconds / n_step,
