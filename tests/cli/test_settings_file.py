@@ -141,6 +141,7 @@ def test_configurations_of_nvidia_are_read_by_name(here: Here) -> None:
         ("lr = 'fast'", "lr: invalid float value: 'fast'"),
         ("lr = [1, 2]", "lr: takes one value, and no list"),
         ("n_layer = true", "n_layer: expected one argument"),
+        ("clip = false", "clip: takes a value, and false is none; leave it out"),
         ("optim = 'sofia'", "optim: invalid choice: 'sofia'"),
         ("plugin = 'mine.py'", "plugin: give it on the command line, as --plugin"),
         ("train = 3", "train: must be a table of settings"),

@@ -74,6 +74,10 @@ def words_of_file(
         if value is True:
             words.append(f"--{key}")
         elif value is False:
+            takes_value = flags[f"--{key}"].nargs in (None, "+")
+            require(
+                not takes_value, f"{path}: {key}: takes a value, and false is none; leave it out"
+            )
             words += [f"--no_{key}"] if f"--no_{key}" in flags else []
         elif isinstance(value, list):
             takes_several = flags[f"--{key}"].nargs in ("+", "*")
