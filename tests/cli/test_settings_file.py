@@ -106,6 +106,20 @@ def test_the_record_of_a_run_is_such_a_file(here: Here) -> None:
     assert weights() == weights(Path("run"))
 
 
+def test_what_follows_from_other_settings_of_a_run_follows_from_typed_flags(here: Here) -> None:
+    """Else twice the updates would make the second half of them at a rate of 0."""
+    record = pointed(Path("run")) / "config.json"
+    asked = "--max_step 8 --tgt_len 6 --d_model 32 --memory compressive"
+    here(f"train --config {record} --data text {asked}")
+    here(f"train --config {pointed(Path('new')) / 'config.json'} --work_dir next --mem_len 4")
+    was, now = config_of(Path("new")), config_of(Path("next"))
+    for config in (was, now):
+        assert config["train"]["max_step_scheduler"] == 8
+        assert config["train"]["eval_tgt_len"] == 6
+        assert config["model"]["d_embed"] == 32
+    assert [one["context"]["compressed_len"] for one in (was, now)] == [8, 4]
+
+
 def test_a_table_is_for_one_program(here: Here) -> None:
     Path("all.toml").write_text('[eval]\nsplit = "test"\n[generate]\nlength = 3\n[train]\nlr = 1\n')
     rows = here.rows("eval --config all.toml")

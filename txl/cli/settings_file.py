@@ -19,6 +19,13 @@ _PROGRAMS = ("train", "eval", "generate")
 _PARTS_OF_A_RUN = ("data", "model", "context", "train")
 """Of the config.json of a checkpoint; what else it holds is no setting."""
 _OF_ONE_RUN = ("work_dir", "resume", "overwrite", "max_hours")
+_FOLLOWS = {
+    "max_step_scheduler": "max_step",
+    "eval_tgt_len": "tgt_len",
+    "compressed_len": "mem_len",
+    "d_embed": "d_model",
+}
+"""Settings of a training that are, where they are not given, those of others."""
 _BY_FLAG_ONLY = ("config", "config_file", "help", "plugin")
 NAMES_ELSEWHERE = {
     # nanoGPT
@@ -99,7 +106,7 @@ def _settings_in(
     content = _parsed(path)
     if all(isinstance(content.get(part), dict) for part in _PARTS_OF_A_RUN):
         require(name is None, f"{path}: is of a run, and holds no configuration {name}")
-        return _of_run(content, flags, idle)
+        return _of_run(content, entry, flags, idle)
     if name is not None or _is_table(content.get("default"), with_key=entry):
         name = name or "default"
         names = ", ".join(key for key in content if _is_table(content[key], with_key=entry))
@@ -119,16 +126,24 @@ def _is_table(content: Any, *, with_key: str) -> bool:
 
 
 def _of_run(
-    record: Mapping[str, Any], flags: Collection[str], idle: Mapping[str, Any]
+    record: Mapping[str, Any], entry: Entry, flags: Collection[str], idle: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the run was started with, as far as another one can be; not where it was."""
+    """What the run was started with, as far as another one can be; not where it was, and not what
+    follows from other settings, which typed flags may change.
+    """
     settings: dict[str, Any] = {}
     for part in _PARTS_OF_A_RUN:
         settings |= record[part]
     settings |= settings.pop("own", {})
+    if entry == "train":
+        follows = _FOLLOWS
+    else:
+        follows = {}
     kept = {}
     for key, value in settings.items():
-        asks_nothing = value in ("", []) or (key in idle and value == idle[key])
+        is_idle = key in idle and value == idle[key]
+        is_given = key not in follows or value != settings.get(follows[key])
+        asks_nothing = value in ("", []) or is_idle or not is_given
         if f"--{key}" in flags and key not in _OF_ONE_RUN and not asks_nothing:
             kept[key] = value
     return kept
