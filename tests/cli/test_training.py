@@ -120,6 +120,17 @@ def test_training_ends_with_the_figures_of_the_best_checkpoint_where_asked(here:
     assert records(Path("new"))[-1]["test/ppl"] == pytest.approx(test["perplexity"])
 
 
+def test_a_short_valid_split_does_not_shorten_the_memory_of_the_test_split(here: Here) -> None:
+    """A memory is at most as long as its own text."""
+    valid = Path("text/valid.txt")
+    valid.write_text("".join(valid.read_text().splitlines(keepends=True)[:3]))
+    out = here("train --eval_test --mem_len 60").out
+    lengths = dict(re.findall(r"^(valid|test) +8 +(\d+) ", out, flags=re.MULTILINE))
+    assert int(lengths["valid"]) < 60 == int(lengths["test"])
+    rows = here.rows("eval --work_dir new --split test")
+    assert f"{rows[0]['perplexity']:9.3f}" == out.splitlines()[-2].split("ppl ")[1]
+
+
 # what decides the weights
 
 

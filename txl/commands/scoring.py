@@ -392,12 +392,16 @@ def validation_of(
 ) -> Validation:
     """How this process scores the valid split."""
     split = Split.of(corpus, "valid")
-    here = within(
-        evaluation_context(context, config.eval_tgt_len or context.tgt_len), len(split.ids)
-    )
+    here = _lengths_for(split, config, context)
     n_warmup = warmup_segments(shape.n_layer, here)
     streams = streams_of(split, here, evaluation_of(config, shape, ranks), ranks, n_warmup=n_warmup)
     return Validation(streams, here, total_sums(streams, split.sizes), config.max_eval_steps)
+
+
+def _lengths_for(split: Split, config: TrainConfig, context: Context) -> Context:
+    """The lengths with which a training reads a split, none beyond its text."""
+    asked = evaluation_context(context, config.eval_tgt_len or context.tgt_len)
+    return within(asked, len(split.ids))
 
 
 def sample_text(model: TransformerXL, corpus: Corpus, context: Context, config: TrainConfig) -> str:
@@ -424,6 +428,9 @@ def evaluate_best(
 ) -> None:
     """Score all of valid and test with the best checkpoint, read as during training. Prints a table
     and the last line of the 2019 code.
+
+    Args:
+        context: of the training.
     """
     checkpoint = open_checkpoint(run_folder)
     model = load_model(checkpoint).to(ranks.device)
@@ -431,7 +438,7 @@ def evaluate_best(
     asked = evaluation_of(config, model.config, ranks)
     rows = []
     for split in (Split.of(corpus, name) for name in ("valid", "test")):
-        rows.append(score(model, split, within(context, len(split.ids)), asked, ranks))
+        rows.append(score(model, split, _lengths_for(split, config, context), asked, ranks))
     if ranks.is_main:
         print_table(rows)
         nats = rows[-1].score.nats_per_token

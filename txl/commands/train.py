@@ -123,7 +123,7 @@ def main(
                 sample = None
             outcome = train(state, stream, validation, checkpoints, metrics, sample)
             if config.eval_test and outcome.reason is None:
-                evaluate_best(run_folder, corpus, config, validation.context, ranks, metrics)
+                evaluate_best(run_folder, corpus, config, context, ranks, metrics)
         return conclude(outcome, config, run_folder, ranks)
 
 
