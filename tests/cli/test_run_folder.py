@@ -17,6 +17,7 @@ from tests.cli.conftest import Here, Trained, config_of, contents, pointed, reco
 from txl.commands import train as txl_train
 from txl.language import sources
 from txl.language.model import LanguageModel
+from txl.runtime.clock import Clock
 from txl.runtime.lock import Lock
 from txl.training.metrics import Metrics
 from txl.training.step import TrainState
@@ -365,6 +366,16 @@ def test_a_checkpoint_without_checksums_is_gone_on_with_if_it_lacks_nothing(here
 def test_a_limit_of_time_is_one_of_this_start(here: Here) -> None:
     assert "stopped by --max_hours after step 1; saved in" in here("train --max_hours 1e-9").err
     here("train --resume")
+    assert config_of(NEW)["step"] == 4
+
+
+def test_a_limit_of_time_counts_what_is_before_the_first_step(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a text takes two hours to be read."""
+    monkeypatch.setattr(Clock, "seconds", lambda _: 7200.0)
+    assert "stopped by --max_hours after step 1; saved in" in here("train --max_hours 2").err
+    here("train --overwrite --max_hours 3")
     assert config_of(NEW)["step"] == 4
 
 

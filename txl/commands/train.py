@@ -121,7 +121,10 @@ def main(
                 sample = functools.partial(sample_text, model, corpus, context, config)
             else:
                 sample = None
-            outcome = train(state, stream, validation, checkpoints, metrics, sample)
+            before_s = clock.seconds()
+            outcome = train(
+                state, stream, validation, checkpoints, metrics, sample, before_s=before_s
+            )
             if config.eval_test and outcome.reason is None:
                 evaluate_best(run_folder, corpus, config, context, ranks, metrics)
         return conclude(outcome, config, run_folder, ranks)

@@ -64,10 +64,11 @@ class StopRequest:
     A context manager that restores the previous signal handlers.
 
     Args:
-        max_hours: the time limit, from now.
+        max_hours: the time limit, from the start of the program.
+        before_s: seconds from that until now.
     """
 
-    def __init__(self, max_hours: float | None = None) -> None:
+    def __init__(self, max_hours: float | None = None, *, before_s: float = 0.0) -> None:
         self._noted = 0
         if "TORCHELASTIC_RUN_ID" in os.environ:
             self._agent = _PARENT
@@ -76,7 +77,7 @@ class StopRequest:
         if max_hours is None:
             self._deadline = None
         else:
-            self._deadline = time.monotonic() + 3600 * max_hours
+            self._deadline = time.monotonic() + 3600 * max_hours - before_s
         self._before: dict[signal.Signals, object] = {}
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self.at_once = False

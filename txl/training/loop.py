@@ -113,6 +113,8 @@ def train(
     checkpoints: CheckpointWriter | None,
     metrics: Metrics,
     sample: Callable[[], str] | None = None,
+    *,
+    before_s: float = 0.0,
 ) -> Outcome:
     """Train from where `state` is to `max_step` updates, or until its time is used; each epoch
     begins with an empty memory.
@@ -121,6 +123,7 @@ def train(
         checkpoints: written before every evaluation and after it, every save_interval, and on a
             request to stop.
         sample: generates a text with the current model, for TensorBoard, after each evaluation.
+        before_s: seconds since the start of the program, which count for --max_hours.
     Raises:
         NonFiniteError: see `TrainState.step`; also if a weight is not finite when it would be
             saved.
@@ -134,7 +137,7 @@ def train(
     bar = _bar(state)
     state.model.train()
     finished = nullcontext() if checkpoints is None else checkpoints.finished()
-    with StopRequest(config.max_hours) as request, bar, finished:
+    with StopRequest(config.max_hours, before_s=before_s) as request, bar, finished:
         if progress.owes_evaluation:  # the run was stopped during an evaluation
             with meter.paused():
                 asked = _evaluate(state, validation, metrics, request, sample)
