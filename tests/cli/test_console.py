@@ -252,6 +252,16 @@ def test_the_table_and_the_file_say_the_same(here: Here) -> None:
     assert plan["limit"] in last
 
 
+def test_a_plan_counts_gradients_and_state_of_what_learns(here: Here) -> None:
+    every, last = (here.result(f"{SMALL} --gpus 2 --train {what}") for what in ("all", "last:1"))
+    for kind in ("DDP", "shards"):
+        assert last[kind]["memory"]["optimizer"] < every[kind]["memory"]["optimizer"] / 50
+        assert last[kind]["memory"]["weights"] == every[kind]["memory"]["weights"]
+        assert last[kind]["sent"] < every[kind]["sent"]
+    said = "--train memory: --memory fifo has no weights that could learn"
+    assert said in here.refused(f"{SMALL} --train memory")
+
+
 def test_a_batch_that_does_not_divide_is_raised_and_what_divides_it_is_named(here: Here) -> None:
     out = here(f"{SMALL} --gpus 12 --batch_size 20 --batch_chunk 2").out
     assert (

@@ -19,6 +19,7 @@ from txl.config import UsageError
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.estimate import training_bytes, weight_bytes
+from txl.training.learning import freeze
 from txl.training.nats import Nats
 from txl.training.plan import checkpoint_bytes, memory_plan, sent_bytes
 from txl.training.run import require_shares
@@ -65,8 +66,12 @@ def backward(nats: nn.Module) -> None:
     loss_BT.mean().backward()
 
 
-def test_the_bytes_sent_are_those_of_distributed_data_parallel(eight_ranks: Ranks) -> None:
+@pytest.mark.parametrize("what", ["all", "last:1"])
+def test_the_bytes_sent_are_those_of_distributed_data_parallel(
+    eight_ranks: Ranks, what: str
+) -> None:
     model, sent = TransformerXL(SHAPE), []
+    freeze(model, what)
 
     def note(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         sent.append(2 * bucket.buffer().nbytes * (WORLD - 1) // WORLD)

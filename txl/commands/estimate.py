@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
 
 from txl.attention_rules import use_attention
 from txl.cli.flags import Typed, read_flags
@@ -28,6 +28,7 @@ from txl.ops.rel_attention import resolved
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 from txl.training.config import TrainConfig
+from txl.training.learning import freeze
 from txl.training.plan import ClusterConfig, Device, Plan, checkpoint_bytes, plan
 from txl.training.run import worlds_that_fit
 
@@ -147,7 +148,9 @@ def with_fitting_batch(typed: Typed, ranks: Ranks) -> tuple[Typed, list[str]]:
 def estimated_model(
     shape: ModelConfig, config: TrainConfig, context: Context, dtype: torch.dtype
 ) -> TransformerXL:
-    """The model on the CPU, with the attention that it uses on a GPU."""
+    """The model on the CPU, with the attention that it uses on a GPU. Raises `UsageError` if nothing
+    of it would learn.
+    """
     n_key = context.mem_len + context.tgt_len
     by_row = config.reset == "document"
     gpu = torch.device("cuda")
@@ -166,6 +169,8 @@ def estimated_model(
     model = TransformerXL(
         shape, dropout=config.dropout, dropatt=0.0 if impl == "blockwise" else config.dropatt
     )
+    with unset_fake_temporarily():  # a refusal names memories with weights, which it builds
+        freeze(model, config.train)
     use_attention(model, impl)
     return model
 

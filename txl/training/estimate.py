@@ -74,7 +74,7 @@ def lasting_bytes(
         "optimizer": optimizer_bytes(model, config) // (world if config.shard else 1),
         "memory": 0 if config.swap_mem else 2 * memory,  # of this segment and the next
     }
-    learning = _learning_bytes(model) // (world if config.shard else 1)
+    learning = learning_bytes(model) // (world if config.shard else 1)
     return needed | ({"average": learning} if config.ema else {})
 
 
@@ -94,7 +94,7 @@ def passing_bytes(
     n_stream = config.batch_size // ranks.world // config.batch_chunk
     n_token = n_stream * (context.tgt_len + context.ext_len)
     weights = weight_bytes(model) // (ranks.world if config.shard else 1)
-    learning = _learning_bytes(model) // (ranks.world if config.shard else 1)
+    learning = learning_bytes(model) // (ranks.world if config.shard else 1)
     table = _bytes(model.softmax.tables)
     kinds = [type(layer.memory) for layer in model.layers]
     kept = {}
@@ -186,7 +186,7 @@ def weight_bytes(*modules: nn.Module) -> int:
     return _bytes(nn.ModuleList(modules).parameters())
 
 
-def _learning_bytes(model: nn.Module) -> int:
+def learning_bytes(model: nn.Module) -> int:
     """Bytes of the parameters that learn."""
     return _bytes(learning_parameters(model).values())
 

@@ -19,6 +19,7 @@ from txl.training.config import TrainConfig
 from txl.training.estimate import (
     flops_per_token,
     lasting_bytes,
+    learning_bytes,
     passing_bytes,
     run_layer,
     weight_bytes,
@@ -158,10 +159,10 @@ def sent_bytes(model: TransformerXL, config: TrainConfig, world: int, *, shard: 
     those of layers in the forward and the backward pass, and a reduce-scatter of the gradients; in
     each part of --batch_chunk.
     """
-    weights = weight_bytes(model)
+    gradients = learning_bytes(model)
     if not shard:
-        return 2 * (world - 1) * weights // world
-    moved = weight_bytes(*model.layers) + weights + weights
+        return 2 * (world - 1) * gradients // world
+    moved = weight_bytes(*model.layers) + weight_bytes(model) + gradients
     return config.batch_chunk * moved * (world - 1) // world
 
 
