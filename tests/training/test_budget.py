@@ -100,6 +100,20 @@ def test_a_training_ends_when_its_time_is_used_and_saves_how_much_it_was(tmp_pat
     assert goes_on.state.progress.step == run.state.progress.step
 
 
+def test_checkpoints_come_by_updates_too_where_that_is_asked_for(tmp_path: Path) -> None:
+    """--eval_interval has no say, since evaluations come by the clock."""
+    sevens = []
+    for name, interval in (("asked", 7), ("not", None)):
+        settings = {"save_interval": interval, "eval_interval": 7, "keep_last": 99}
+        run = Run(config(minutes=1.0, max_step=999, **settings), folder=tmp_path / name).begin()
+        run.state.budget = Budget(1.0, Turned(each=1.0), ALONE)
+        run.train()
+        every = range(7, run.state.progress.step + 1, 7)
+        sevens.append([(tmp_path / name / f"step_{step:08}").is_dir() for step in every])
+    assert all(sevens[0])
+    assert not all(sevens[1])
+
+
 def test_one_update_is_made_however_short_the_time_is(tmp_path: Path) -> None:
     run = Run(config(minutes=1.0, max_step=50), folder=tmp_path).begin()
     run.state.budget = Budget(1e-9, Turned(each=1.0), ALONE)

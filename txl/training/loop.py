@@ -120,8 +120,8 @@ def train(
     begins with an empty memory.
 
     Args:
-        checkpoints: written before every evaluation and after it, every save_interval, and on a
-            request to stop.
+        checkpoints: written before every evaluation and after it, every save_interval (with
+            --minutes if it is given), and on a request to stop.
         sample: generates a text with the current model, for TensorBoard, after each evaluation.
         before_s: seconds since the start of the program, which count for --max_hours.
     Raises:
@@ -131,7 +131,10 @@ def train(
     config, progress, ranks = state.config, state.progress, state.ranks
     meter, vote = Meter(state.model, state.context, ranks, state.dtype), Vote(ranks)
     pace = Pace(is_main=ranks.is_main)
-    save_interval = config.save_interval or config.eval_interval
+    by_clock = state.budget is not None
+    save_interval = config.save_interval
+    if save_interval is None and not by_clock:
+        save_interval = config.eval_interval
     asked, saved_in = 0, None
     first_line = progress.step + FIRST_LINE
     bar = _bar(state)
@@ -151,7 +154,6 @@ def train(
 
             evaluate_now = _evaluation_is_due(state)
             asked, due = read_ballot(vote.agree(pace.ballot(request.noted)))
-            by_clock = state.budget is not None
             is_last = state.is_over
             if progress.step % config.log_interval == 0 or is_last or (by_clock and evaluate_now):
                 state.check()
@@ -163,7 +165,7 @@ def train(
                 pace.note_line()
 
             asked = vote.now(request.noted) or asked
-            by_interval = progress.step % save_interval == 0 and not by_clock
+            by_interval = save_interval is not None and progress.step % save_interval == 0
             if evaluate_now or asked or by_interval or due & SAVE:
                 state.check()
                 with meter.paused():
