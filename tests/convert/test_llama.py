@@ -147,6 +147,9 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type yarn: no such scaling"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": "8"}}, "factor is '8', and no number"),
     ({"partial_rotary_factor": "0.5"}, "partial_rotary_factor is '0.5', and no number"),
+    ({"partial_rotary_factor": 0.5}, "no class of Llama's family turns a part"),
+    ({"rms_norm_eps": None}, "rms_norm_eps is 'None', of another type"),
+    ({"max_position_embeddings": None}, "max_position_embeddings is 'None', of another type"),
     ({"quantization_config": {"bits": 4}}, "quantization_config: such a model is not read"),
     ({"num_hidden_layers": 4}, r"model\.layers\.3\.\S+ is missing"),
     ({"num_hidden_layers": 2}, r"model\.layers\.2\.\S+, .*: no weights of the model"),
@@ -174,6 +177,22 @@ def test_layers_with_and_without_a_window_are_refused(settings: dict[str, Any]) 
         configs_of(settings | qwen | {"max_window_layers": 2}, Path("config.json"))
     _, context = configs_of(settings | qwen | {"max_window_layers": 0}, Path("config.json"))
     assert (context.mem_len, context.same_length) == (8, True)
+
+
+def test_settings_count_as_in_transformers(settings: dict[str, Any]) -> None:
+    path = Path("config.json")
+    # Llama's class has no window
+    assert configs_of(settings | {"sliding_window": 8}, path) == configs_of(settings, path)
+    linear = {"rope_type": "linear", "factor": 4.0}
+    both = settings | {"rope_scaling": linear, "rope_parameters": {"rope_type": "default"}}
+    config, _ = configs_of(both, path)
+    assert (config.own["rope_scaling"], config.own["rope_factor"]) == ("linear", 4)
+    # layers from the 28th on have one where nothing is said of them
+    qwen = settings | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
+    assert not configs_of(qwen, path)[1].same_length
+    with pytest.raises(UsageError, match="some layers have a sliding window"):
+        configs_of(qwen | {"num_hidden_layers": 29}, path)
+    assert configs_of(qwen | {"max_window_layers": 0}, path)[1].same_length
 
 
 def test_weights_that_are_no_numbers_are_refused(folder: Path, settings: dict[str, Any]) -> None:

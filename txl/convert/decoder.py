@@ -63,9 +63,8 @@ def require_types(config: Mapping[str, Any], hints: Mapping[str, Any], path: Pat
         require(name in config, f"{path}: {name} is missing; use another copy")
     for name, hint in hints.items():
         value = config.get(name)
-        is_absent = value is None and name not in REQUIRED
         require(
-            is_absent or fits(value, hint),
+            name not in config or fits(value, hint),
             f"{path}: {name} is {str(value)[:40]!r}, of another type; use another copy",
         )
 
@@ -113,10 +112,11 @@ def naming_fields(path: Path) -> Iterator[None]:
 
 
 def rotary_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the rotary positions, in the words of transformers 4 or 5."""
+    """The settings of the rotary positions, in the words of transformers 4 or 5. Those of 4 count
+    where both are there, as in both.
+    """
     given = {"rope_theta": config["rope_theta"]}
-    given |= config.get("rope_scaling") or {}
-    given |= config.get("rope_parameters") or {}
+    given |= config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = given.get("rope_type", given.get("type", "default"))
     part = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     require(fits(part, float), f"partial_rotary_factor is {part!r}, and no number")

@@ -29,7 +29,8 @@ from txl.convert.tensor_files import tensors_of, weights_file
 
 _TYPES: dict[str, Any] = {
     **dict.fromkeys((*REQUIRED, "max_position_embeddings"), int),
-    **dict.fromkeys(("layer_norm_eps", "rope_theta", "partial_rotary_factor"), float),
+    "layer_norm_eps": float,
+    **dict.fromkeys(("rope_theta", "partial_rotary_factor"), float | None),
     **dict.fromkeys(("attention_bias", "tie_word_embeddings", "use_parallel_residual"), bool),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), dict[str, Any] | None),
     "hidden_act": str,

@@ -48,6 +48,7 @@ class Family:
     defaults: Mapping[str, Any]
 
 
+_QWEN = {"sliding_window": 4096, "max_window_layers": 28}
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", {}, {"max_position_embeddings": 2048}),
     "mistral": Family(
@@ -62,12 +63,17 @@ FAMILIES = {
     "qwen2": Family(
         "Qwen2ForCausalLM",
         {"qkv_bias": True},
-        {"max_position_embeddings": 32_768, "num_key_value_heads": 32},
+        {"max_position_embeddings": 32_768, "num_key_value_heads": 32, **_QWEN},
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
         {"qk_norm": True},
-        {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
+        {
+            "max_position_embeddings": 32_768,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            **_QWEN,
+        },
     ),
 }
 """By `model_type`."""
@@ -79,8 +85,10 @@ _OF_CONFIG: dict[str, Any] = {
         (*REQUIRED, "max_position_embeddings"),
         int,
     ),
-    **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), int | None),
-    **dict.fromkeys(("rms_norm_eps", "rope_theta"), float),
+    **dict.fromkeys(("num_key_value_heads", "head_dim"), int | None),
+    **dict.fromkeys(("sliding_window", "max_window_layers"), int | None),
+    "rms_norm_eps": float,
+    "rope_theta": float | None,
     **dict.fromkeys(
         ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"), bool
     ),
@@ -127,6 +135,10 @@ def configs_of(settings: Mapping[str, Any], path: Path) -> tuple[ModelConfig, Co
 
 def _model_of(config: Mapping[str, Any], family: Family) -> ModelConfig:
     sizes = sizes_of(config)
+    rotary = rotary_of(config)
+    part = rotary["rope_part"]
+    no_part = "no class of Llama's family turns a part of a head's channels"
+    require(part == 1, f"partial_rotary_factor {part}: {no_part}; use another copy")
     own = dict(family.own)
     if config["attention_bias"]:
         own |= {"qkv_bias": True, "o_bias": True}
@@ -137,7 +149,7 @@ def _model_of(config: Mapping[str, Any], family: Family) -> ModelConfig:
         ff_bias=config["mlp_bias"],
         layer_norm_epsilon=config["rms_norm_eps"],
         **sizes,
-        **rotary_of(config),
+        **rotary,
         **_ALWAYS,
         **own,
     )
@@ -146,19 +158,22 @@ def _model_of(config: Mapping[str, Any], family: Family) -> ModelConfig:
 def _window_of(config: Mapping[str, Any], model_type: str, path: Path) -> int | None:
     """How many tokens, itself included, one sees; None: all."""
     window = config.get("sliding_window")
-    if model_type in ("qwen2", "qwen3") and not config["use_sliding_window"]:
-        window = None
-    kinds = set(config.get("layer_types") or ())
+    kinds: set[str] = set(config.get("layer_types") or ())
+    if model_type in ("qwen2", "qwen3"):
+        if not config["use_sliding_window"]:
+            return None
+        if not kinds:
+            for i in (0, config["num_hidden_layers"] - 1):  # the first and the last
+                is_full = i < (config["max_window_layers"] or 0)
+                kinds.add("full_attention" if is_full else "sliding_attention")
     if kinds == {"full_attention"}:
         return None
-    first_sliding = config.get("max_window_layers", 0)
-    is_of_some = model_type in ("qwen2", "qwen3") and first_sliding not in (0, None)
-    if window is not None and not kinds and is_of_some:
-        kinds = {"full_attention", "sliding_attention"}
     require(
         window is None or len(kinds) < 2,
         f"{path}: some layers have a sliding window and others do not; such a model is not read",
     )
+    if model_type == "llama":  # whose class has no window, whatever config.json says
+        return None
     return window
 
 
