@@ -112,9 +112,8 @@ class Pretrained(Subwords):
         """Those that transformers reads, and the names of the tokens."""
         special = self.special
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        for name, i in (("bos_token", special.bos_id), ("eos_token", special.eos_id)):
-            if i is not None:
-                config[name] = self.words[i]
+        for name, i in self.named.items():
+            config[name] = self.words[i]
         if special.chat_template is not None:
             config["chat_template"] = special.chat_template
         config["clean_up_tokenization_spaces"] = False
@@ -137,6 +136,11 @@ class Pretrained(Subwords):
         if self.special.bos_id is not None:
             return self.special.bos_id
         return self.eos_id
+
+    @property
+    def named(self) -> dict[str, int]:
+        ids = {"bos_token": self.special.bos_id, "eos_token": self.special.eos_id}
+        return {name: i for name, i in ids.items() if i is not None}
 
     @property
     def begins(self) -> tuple[int, ...]:

@@ -192,6 +192,11 @@ class Tokenizer(ABC):
         return self.eos_id
 
     @property
+    def named(self) -> dict[str, int]:
+        """The tokens that begin and end a text, as transformers calls them, where it has them."""
+        return {"bos_token": self.bos_id, "eos_token": self.eos_id}
+
+    @property
     def begins(self) -> tuple[int, ...]:
         """The tokens that are read before each text. Where there are none, the first token of a
         text is not predicted."""

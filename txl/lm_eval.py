@@ -149,7 +149,7 @@ class TransformerXLForHarness(LM):
     def tokenizer_name(self) -> str:
         """Names the prompts that the harness keeps: a digest of what they depend on."""
         tokenizer = self.lm.tokenizer
-        names = (tokenizer.words[tokenizer.bos_id], tokenizer.words[tokenizer.eos_id])
+        names = (tokenizer.words[i] for i in tokenizer.named.values())
         digest = hashlib.sha256("\n".join((*names, self._layout.source)).encode())
         return f"txl-{digest.hexdigest()[:16]}"
 
@@ -240,8 +240,9 @@ class TransformerXLForHarness(LM):
         if isinstance(until, str):
             until = [until]
         tokenizer = self.lm.tokenizer
-        if tokenizer.chat_template is not None:
-            until = [*until, tokenizer.decoded([tokenizer.eos_id])]  # the end of a turn
+        named = tokenizer.named
+        if tokenizer.chat_template is not None and "eos_token" in named:
+            until = [*until, tokenizer.decoded([named["eos_token"]])]  # the end of a turn
         if tokenizer.encodes_in_one and tokenizer.begins:
             context = context.removeprefix(self._bos())  # which is put before it
         stop = [each for each in until if each]

@@ -18,7 +18,7 @@ from tests.convert.toy_source import N_TOKEN, Toy
 from tests.data.tokenizer_files import TEXT, write_folder
 from txl.config import UsageError
 from txl.evaluation.score import score_text
-from txl.language.chat import Chat
+from txl.language.chat import Chat, ChatLayout
 from txl.language.model import LanguageModel
 from txl.registry import SOURCES
 
@@ -179,6 +179,16 @@ def test_an_answer_continues_the_text_of_the_template() -> None:
     lm, _ = opened("llama_3", eos_token="<|im_end|>", chat_template="<|begin|>{{ CHAT }}a")
     answer = lm.chat([message], length=12, seed=2)
     assert answer == lm.generate("a", length=12, seed=2), "the template has what texts begin with"
+
+
+def test_a_token_that_nothing_is_named_is_no_token_of_a_chat() -> None:
+    """The template has nothing in its place, as in transformers, and it ends no turn."""
+    lm, _ = talking(eos_token=None, chat_template="{{ bos_token }}{{ eos_token }}the end")
+    with torch.no_grad():
+        lm.model.softmax.biases[0][0] += 1000.0
+    message = {"role": "user", "content": "a"}
+    assert ChatLayout(lm.tokenizer).text_of([message]) == "the end"
+    assert lm.chat([message], length=2) == "<|begin|>" * 2
 
 
 def test_an_answer_ends_with_the_turn() -> None:

@@ -18,10 +18,7 @@ class ChatLayout:
         template = tokenizer.chat_template
         require(template is not None, "the model's tokenizer has no chat template; give a prompt")
         assert template is not None
-        names = {
-            "bos_token": tokenizer.words[tokenizer.bos_id],
-            "eos_token": tokenizer.words[tokenizer.eos_id],
-        }
+        names = {name: tokenizer.words[i] for name, i in tokenizer.named.items()}
         self._tokenizer = tokenizer
         self._template = ChatTemplate(template, names)
         self.source = template

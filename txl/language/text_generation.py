@@ -75,8 +75,9 @@ class TextGenerator:
     @property
     def stop_ids(self) -> frozenset[int]:
         """The tokens before which a text ends."""
-        if self.is_chat:
-            return self.tokenizer.stop_ids | {self.tokenizer.eos_id}
+        named = self.tokenizer.named
+        if self.is_chat and "eos_token" in named:
+            return self.tokenizer.stop_ids | {named["eos_token"]}
         return self.tokenizer.stop_ids
 
     @property
