@@ -113,6 +113,21 @@ def test_it_goes_back_as_it_came(folder: Path, done: Callable[[str], None]) -> N
     assert "Transformer-XL" not in card.partition("tags:")[2].partition("\n")[2]
 
 
+@pytest.mark.parametrize("ends", [None, 1, [1, 3]])
+def test_texts_end_there_with_the_tokens_that_end_them_here(folder: Path, ends: Any) -> None:
+    """Be they others than the tokenizer's `eos_token`, or none."""
+    if ends is None:
+        (folder / "tokenizer_config.json").write_text("{}")
+    settings = json.loads((folder / "config.json").read_text())
+    said = {"bos_token_id": None, "eos_token_id": ends}
+    (folder / "config.json").write_text(json.dumps(settings | said))
+    lm = txl.load(folder)
+    lm.write("back", "huggingface")
+    written = json.loads(Path("back/config.json").read_text())
+    assert said == {name: written[name] for name in said}
+    assert txl.load("back").tokenizer.special == lm.tokenizer.special
+
+
 def test_a_memory_with_weights_is_not_written_for_transformers(folder: Path) -> None:
     made = txl.load(folder)
     made.model.remember("infini")

@@ -361,10 +361,11 @@ def write_decoder(lm: "LanguageModel", folder: Path) -> None:
         f"--dataset {lm.record.get('data', {}).get('dataset')}: a decoder there reads text by a"
         " tokenizer.json, as --dataset bpe trains one; use --to txl",
     )
-    ends: Any = sorted(lm.tokenizer.stop_ids)
-    if len(ends) <= 1:
-        ends = lm.tokenizer.eos_id
-    special = {"bos_token_id": lm.tokenizer.bos_id, "eos_token_id": ends}
+    named = lm.tokenizer.named
+    ends: Any = sorted(lm.tokenizer.stop_ids) or [named.get("eos_token")]
+    if len(ends) == 1:
+        (ends,) = ends
+    special = {"bos_token_id": named.get("bos_token"), "eos_token_id": ends}
     config = config_for_llama(lm.model, lm.context) | special
     _write_json(folder / "config.json", config)
     tensors = to_llama(lm.model)
