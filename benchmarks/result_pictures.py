@@ -22,6 +22,11 @@ ROWS = {
     "muon, pre-norm": "Muon",
     "muon, pre-norm, memory drawn": "Muon, memory drawn",
     "adamw, pre-norm": "AdamW",
+    "adam, pre-norm": "Adam",
+    "muon with r_net, post-norm": "Muon with r_net, post-norm",
+    "muon, post-norm": "Muon, post-norm",
+    "adamw, post-norm": "AdamW, post-norm",
+    "adam, post-norm": "Adam, post-norm",
 }
 """Of reading_beyond_small.json, and how the picture calls them."""
 PLACES = {
@@ -49,7 +54,7 @@ def reading_beyond(axes: Any) -> None:
     axes.set_yticks(range(len(ROWS)), list(ROWS.values()))
     axes.invert_yaxis()
     axes.set_xlabel("nats a token beside memory 192")
-    axes.set_title("A memory of 960 after a training with 192, pre-norm", fontsize=10)
+    axes.set_title("A memory of 960 after a training with 192", fontsize=10)
     axes.legend(fontsize=8)
 
 
