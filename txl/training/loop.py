@@ -132,9 +132,6 @@ def train(
     meter, vote = Meter(state.model, state.context, ranks, state.dtype), Vote(ranks)
     pace = Pace(is_main=ranks.is_main)
     by_clock = state.budget is not None
-    save_interval = config.save_interval
-    if save_interval is None and not by_clock:
-        save_interval = config.eval_interval
     asked, saved_in = 0, None
     first_line = progress.step + FIRST_LINE
     bar = _bar(state)
@@ -165,8 +162,7 @@ def train(
                 pace.note_line()
 
             asked = vote.now(request.noted) or asked
-            by_interval = save_interval is not None and progress.step % save_interval == 0
-            if evaluate_now or asked or by_interval or due & SAVE:
+            if evaluate_now or asked or _save_is_due(state) or due & SAVE:
                 state.check()
                 with meter.paused():
                     progress.owes_evaluation = evaluate_now
@@ -214,6 +210,16 @@ def _evaluation_is_due(state: TrainState) -> bool:
     if state.budget is not None:
         return state.budget.evaluation_is_due
     return state.progress.step % state.config.eval_interval == 0
+
+
+def _save_is_due(state: TrainState) -> bool:
+    """True after every save_interval updates; where it is not given, after every eval_interval, but
+    not with --minutes.
+    """
+    interval = state.config.save_interval
+    if interval is None and state.budget is None:
+        interval = state.config.eval_interval
+    return interval is not None and state.progress.step % interval == 0
 
 
 def _remaining(stream: TrainingStream, state: TrainState) -> Iterator[Batch]:
