@@ -57,6 +57,7 @@ def in_processes(
         for pipe in pipes:
             pipe.close()
         for process in processes:
+            process.kill()  # what was forked since may hold the pipe's end, see `_end`
             process.join()
 
 
@@ -77,8 +78,7 @@ def _asked(task: object, idle: SimpleQueue[Connection]) -> Any:
 
 
 def _answer(work: Callable[[Any], object], pipe: Connection, of_parent: list[Connection]) -> None:
-    """Answer until the parent closes its end, which nobody else may hold. Ctrl-C is left to the
-    parent; SIGTERM ends the process."""
+    """Answer until the parent ends. Ctrl-C is left to it; SIGTERM ends the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for end_of_parent in of_parent:
@@ -163,10 +163,15 @@ class Apart:
 
 
 def _end(pipe: Connection, pid: int, owner: int) -> None:
-    """End a process that this one has begun."""
+    """End a process that this one has begun.
+
+    That the pipe is closed does not end it: processes that were forked since hold the same end, and
+    may wait for this one, which is in any line of the program when an object is collected.
+    """
     if owner == os.getpid() and not pipe.closed:
         pipe.close()
-        with suppress(ChildProcessError):
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
 
