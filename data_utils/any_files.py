@@ -50,7 +50,7 @@ class AnyFiles(Texts):
         else:
             sources = sources_of(config.data)
             self._left_out = sources.left_out
-            self._not_read = [path for path in sources.not_read if path not in sources.splits]
+            self._not_read = sources.not_read
             for path, split in sources.splits.items():
                 self._files.setdefault(split or "train", []).append(path)
         if "train" in self._files and not self.is_plain:

@@ -86,7 +86,8 @@ def sources_of(data: tuple[str, ...] | str) -> Sources:
         for path in argument.files:
             sources.splits[path] = _split_below(root, path)
         sources.left_out.extend(argument.left_out)
-        sources.not_read.extend(argument.not_read)
+    for argument in arguments:  # another may name them
+        sources.not_read.extend(path for path in argument.not_read if path not in sources.splits)
     named = set(sources.splits.values())
     if "" in named and "train" not in named:
         # among files without a split, npm-install-test.md is about a test, and test.md is one

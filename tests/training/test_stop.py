@@ -75,15 +75,19 @@ class TwoAlike(Ranks):
         return 2 * value
 
 
-def test_loss_and_speed_are_over_all_ranks_and_without_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """That of the meter, which a test turns by its `now`; a second is three of processor time."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(
         meter,
         "time",
         SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: 3 * clock.now),
     )
+    return clock
+
+
+def test_loss_and_speed_are_over_all_ranks_and_without_pauses(clock: SimpleNamespace) -> None:
     found = meter.Meter(
         TransformerXL(ModelConfig(**SHAPE)),
         CONTEXT,
@@ -104,16 +108,8 @@ def test_loss_and_speed_are_over_all_ranks_and_without_pauses(
     assert (found.read()["train/nll_nats"], found.tok_per_s) == (pytest.approx(1.0), 36.0)
 
 
-def test_an_evaluation_that_was_owed_counts_as_no_training_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_evaluation_that_was_owed_counts_as_no_training_time(clock: SimpleNamespace) -> None:
     """Each step takes a second and reads 24 tokens."""
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(
-        meter,
-        "time",
-        SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.now),
-    )
 
     def wait(seconds: float) -> None:
         clock.now += seconds

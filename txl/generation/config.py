@@ -10,6 +10,8 @@ from txl.generation.rule import Rule
 
 LONGEST_SESSION = 2**16
 """Memory for tokens that may come; a text of known length needs no more than itself."""
+LARGEST_PENALTY = 20
+"""Either way, of beams: length^it stays a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +62,8 @@ class GenerateConfig(Rule, ReadsOn):
         1.0,
         "beam search compares log-probabilities divided by length^this, where texts end at"
         " different lengths",
-        minimum=-20,
-        maximum=20,
+        minimum=-LARGEST_PENALTY,
+        maximum=LARGEST_PENALTY,
     )
     no_repeat_ngram_size: int = option(
         0,

@@ -27,6 +27,7 @@ from txl.data_utils.datasets import is_tokenised
 from txl.data_utils.free_text import decoded, encode_after, encode_text, has_tokens
 from txl.data_utils.tokenizer import Tokenizer
 from txl.evaluation.score import score_text
+from txl.generation.config import LARGEST_PENALTY
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 from txl.inference.cuda_graph import frozen
@@ -438,8 +439,9 @@ class LanguageModel:
             f"length_penalty {length_penalty}: only with num_beams above 1",
         )
         require(
-            -20 <= length_penalty <= 20,
-            f"length_penalty {length_penalty}: must be at least -20 and at most 20",
+            abs(length_penalty) <= LARGEST_PENALTY,
+            f"length_penalty {length_penalty}: must be at least {-LARGEST_PENALTY} and at most"
+            f" {LARGEST_PENALTY}",
         )
         require(
             num_beams == 1 or not sampling,

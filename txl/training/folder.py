@@ -262,17 +262,17 @@ def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
     updates its rate does not get there, which is said.
     """
     final_rate = schedule_of(was).final_rate()
+    if final_rate is None or "max_step_scheduler" in typed:
+        return
     end = was.schedule_length
     asked = typed.get("max_step", was.max_step)
-    is_beyond = asked > max(end, was.max_step) and "max_step_scheduler" not in typed
-    if is_beyond and final_rate is not None:
-        raise UsageError(
-            f"--max_step {asked}: the {was.scheduler} schedule of the run ends after step {end}, at"
-            f" a learning rate of {final_rate:g}; add --max_step_scheduler {asked} to stretch it,"
-            f" or --max_step_scheduler {end} to stay at that rate"
-        )
-    is_before = asked < was.max_step and asked < end and "max_step_scheduler" not in typed
-    if is_before and final_rate is not None and was.minutes is None:
+    require(
+        asked <= max(end, was.max_step),
+        f"--max_step {asked}: the {was.scheduler} schedule of the run ends after step {end}, at"
+        f" a learning rate of {final_rate:g}; add --max_step_scheduler {asked} to stretch it,"
+        f" or --max_step_scheduler {end} to stay at that rate",
+    )
+    if asked < min(end, was.max_step) and was.minutes is None:
         _LOG.warning(
             "--max_step %d: the %s schedule of the run goes on to step %d, so training ends before"
             " its rate has fallen to %g; --max_step_scheduler %d ends it there",
