@@ -258,12 +258,12 @@ def require_writable(path: Path) -> None:
 
 def is_stream(path: Path) -> bool:
     """True for what is written to as it is, and not replaced: devices, pipes, /dev/stdout also
-    where it is a file.
+    where it is a file. The files of /dev/shm are files as any others.
     """
-    return (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (
-        ("dev",),
-        ("proc",),
-    )
+    if path.exists() and not path.is_file():
+        return True
+    whole = path.absolute()
+    return whole.parts[1:2] in (("dev",), ("proc",)) and whole.parts[1:3] != ("dev", "shm")
 
 
 RECORDS_BEGIN = b'{"kind": "start", '
