@@ -6,6 +6,7 @@ import pytest
 
 from txl.config import UsageError
 from txl.evaluation.outputs import require_outputs
+from txl.files import is_stream
 
 LOSSES = b"PK\x03\x04"
 TOKENS = b"position\ttoken\tid\n"
@@ -54,3 +55,10 @@ def test_what_a_flag_has_written_it_may_write_again() -> None:
     require_outputs({"--json": "/dev/null", "--token_losses": "/dev/null"})
     with pytest.raises(IsADirectoryError):
         require_outputs({"--json": "."})
+
+
+def test_shared_memory_is_no_stream() -> None:
+    """Else JSON that is written again there stands twice in the file."""
+    assert not is_stream(Path("/dev/shm/runs/done.json"))
+    assert is_stream(Path("/dev/stdout"))
+    assert is_stream(Path("/dev/fd/3"))
