@@ -43,14 +43,27 @@ class Rotary(PositionEncoding):
             "change of these frequencies for texts longer than those of the first training: linear:"
             " all are divided by rope_factor; llama3: the slow ones are",
         )
-        rope_factor: float = option(1.0, "see rope_scaling", above=0)
+        rope_factor: float = option(
+            1.0, "see rope_scaling", when=("rope_scaling", "linear", "llama3"), above=0
+        )
         rope_low: float = option(
-            1.0, "llama3: slow frequencies turn fewer times than this in rope_trained_len", above=0
+            1.0,
+            "slow frequencies turn fewer times than this in rope_trained_len",
+            when=("rope_scaling", "llama3"),
+            above=0,
         )
         rope_high: float = option(
-            4.0, "llama3: frequencies that turn more often than this stay as they are", above=0
+            4.0,
+            "frequencies that turn more often than this stay as they are",
+            when=("rope_scaling", "llama3"),
+            above=0,
         )
-        rope_trained_len: int = option(8192, "llama3: tokens of the first training's texts", **SIZE)
+        rope_trained_len: int = option(
+            8192,
+            "tokens of the first training's texts",
+            when=("rope_scaling", "llama3"),
+            **SIZE,
+        )
 
         def require_fits(self, config: ModelConfig) -> None:
             """See `PartSettings.require_fits`."""
