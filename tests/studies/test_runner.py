@@ -243,6 +243,15 @@ def test_runs_of_another_text_or_code_are_rows_of_their_own(what: str, programs:
     assert [line[2] for line in rows_of_csv("comparisons")[1:]] == ["2", "2", "1", "1"]
 
 
+@pytest.mark.parametrize(("device", "named"), [("cpu", "EPYC"), ("NVIDIA H200", "NVIDIA H200")])
+def test_a_report_names_what_the_rows_were_trained_on(
+    device: str, named: str, programs: Programs
+) -> None:
+    programs.start |= {"processor": "EPYC", "device": device}
+    assert study() == 0
+    assert f"\n\nProcessor: {named}.\n" in Path("out/table.md").read_text()
+
+
 def test_what_is_done_is_not_done_again_or_overwritten(
     programs: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ class RunFigures:
             else runs.
         remembered: numbers in the memory of a stream in training, once full, in all layers.
         operations: multiplications and additions of the training.
+        processor: that of the computer, or the GPU, if the training ran on one.
         chosen: the memory lengths that were best on valid, by column of `Study.best`.
         is_rerun: the second training with this seed.
         day: when it began, as 2026-11-25, by universal time.
@@ -197,12 +198,19 @@ def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFig
             for name, row in rows.items()
             if row.get("loss_by_distance")
         },
-        processor=starts[0].get("processor"),
+        processor=_processor(starts[0]),
         validated=_validated(starts[0], valid),
         chosen={column: row["mem_len"] for column, row in chosen.items() if row is not None},
         is_rerun=task.is_rerun,
         day=time.strftime("%Y-%m-%d", time.gmtime(starts[0].get("time/unix_s", 0))),
     )
+
+
+def _processor(start: Mapping[str, Any]) -> str | None:
+    device = start.get("device", "cpu")
+    if device == "cpu":
+        return start.get("processor")
+    return device
 
 
 def _validated(
