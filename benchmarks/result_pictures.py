@@ -15,7 +15,15 @@ from txl.studies.figures import Figures
 
 RESULTS = Path(__file__).parents[1] / "studies" / "results"
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
-MEMORIES = (0, 64, 192, 384)
+BUDGETS = (2, 6, 20)
+"""Tokens of a training, in millions."""
+READINGS = {
+    "equal time": "best memory, equal time",
+    "equal tokens": "best memory",
+    "borders aside": "as trained, borders aside",
+    "as trained": "as trained",
+}
+"""Contrasts of recurrence_pays.json, and how the picture calls them."""
 ROWS = {
     "muon with r_net, pre-norm": "Muon with r_net",
     "muon with r_net, pre-norm, memory drawn": "Muon with r_net, memory drawn",
@@ -59,24 +67,34 @@ def reading_beyond(axes: Any) -> None:
 
 
 def recurrence_pays(axes: Any) -> None:
-    """Test perplexity by memory, of models trained with recurrence and without."""
+    """What recurrence changes in the test loss, by the tokens of the training, with 95 % intervals."""
     figures = Figures(RESULTS / "recurrence_pays.json")
-    for row, colour, dashes in (
-        ("without, 2M", "C1", "--"),
-        ("with, 2M", "C0", "--"),
-        ("without, 6M", "C1", "-"),
-        ("with, 6M", "C0", "-"),
-    ):
-        columns = [f"memories, test, mem_len {mem_len}" for mem_len in MEMORIES]
-        means = [figures.mean(row, column) for column in columns]
-        axes.plot(range(len(MEMORIES)), means, dashes, color=colour, label=row)
-        for x, column in enumerate(columns):
-            values = figures.each(row, column)
-            axes.plot([x] * len(values), values, "o", color=colour, markersize=3)
-    axes.set_xticks(range(len(MEMORIES)), [str(mem_len) for mem_len in MEMORIES])
-    axes.set_xlabel("memory at the test, tokens")
-    axes.set_ylabel("test perplexity")
-    axes.set_title("With recurrence (memory 192) and without", fontsize=10)
+    for at, (kind, said) in enumerate(READINGS.items()):
+        names = {n: f"recurrence at {n}M, {kind}" for n in BUDGETS}
+        drawn = {n: name for n, name in names.items() if (name, "") in figures.comparisons}
+        means = [figures.compared("difference", name) for name in drawn.values()]
+        below = [figures.compared("low", name) for name in drawn.values()]
+        above = [figures.compared("high", name) for name in drawn.values()]
+        beside = 1.04 ** (at - 1.5)  # so that intervals do not hide each other
+        axes.errorbar(
+            [n * beside for n in drawn],
+            means,
+            yerr=[
+                [mean - low for mean, low in zip(means, below, strict=True)],
+                [high - mean for mean, high in zip(means, above, strict=True)],
+            ],
+            fmt="o-",
+            markersize=4,
+            capsize=3,
+            label=said,
+        )
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xticks(BUDGETS, [f"{n} million" for n in BUDGETS])
+    axes.minorticks_off()
+    axes.set_xlabel("tokens of the training")
+    axes.set_ylabel("nats a token, below 0: recurrence ahead")
+    axes.set_title("With recurrence beside without", fontsize=10)
     axes.legend(fontsize=8)
 
 

@@ -38,14 +38,19 @@ def test_a_cost_is_that_of_960_beside_192() -> None:
     assert axes.lines[0].get_label() == "960"
 
 
-def test_a_line_is_the_mean_over_the_seeds() -> None:
+def test_a_point_is_what_recurrence_changes() -> None:
     axes = Figure().subplots()
     recurrence_pays(axes)
     study = Figures(RESULTS / "recurrence_pays.json")
-    lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
-    assert lines["with, 6M"][2] == pytest.approx(
-        study.mean("with, 6M", "memories, test, mem_len 192")
+    line, _, (bars,) = axes.containers[-1]
+    assert axes.containers[-1].get_label() == "as trained"
+    name = "recurrence at 6M, as trained"
+    expected = study.nats("with, 6M", "memories, test, mem_len 192") - study.nats(
+        "without, 6M", "memories, test, mem_len 0"
     )
+    assert line.get_ydata()[1] == pytest.approx(expected)
+    low, high = bars.get_segments()[1][:, 1]
+    assert (low, high) == pytest.approx((study.compared("low", name), study.compared("high", name)))
 
 
 def test_a_bar_is_a_gain() -> None:

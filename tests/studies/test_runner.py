@@ -524,6 +524,20 @@ def test_a_rate_is_searched_for_every_row_alike(programs: Programs) -> None:
     assert "| large | 0.04 | 0.005: 7.0794; " in Path("out/table.md").read_text()
 
 
+def test_a_search_may_be_a_share_of_the_training(programs: Programs) -> None:
+    """Of each row's own; rows that differ in their length only no longer share trainings."""
+    text = STUDY.replace("max_step = 4", "max_step = 4\nwarmup_step = 2\nlr = 0.01") + SEARCH
+    text = text.replace("[search.train]\nmax_step = 2", "share = 0.5")
+    text = text.replace("[runs.large]", "[runs.large]\nmax_step = 12")
+    programs.best_rate = {"small": 0.01, "large": 0.01}
+    assert study(text, "--seeds", "1") == 0
+    lengths = set()
+    for path in Path("out/runs/search").glob("*/done.json"):
+        flags = json.loads(path.read_text())["train"]
+        lengths.add((flags["max_step"], flags["warmup_step"], flags["eval_interval"]))
+    assert lengths == {(2, 1, 2), (6, 1, 6)}
+
+
 def test_the_next_value_of_a_search() -> None:
     assert next_value(1.0, 2.0, {1.0: 3.0, 0.5: 2.0, 2.0: 9.0}) == 0.25
     assert next_value(1.0, 2.0, {1.0: 3.0, 0.5: 2.0, 2.0: 9.0, 0.25: 2.5}) is None

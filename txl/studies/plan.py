@@ -48,12 +48,24 @@ class Search:
         factor: between two values that are tried.
         seed: of all short trainings.
         flags: theirs, over those of the variant.
+        share: how long they are, of the variant's own training; None: `flags` say how long.
     """
 
     of: str
     factor: float
     seed: int
     flags: Flags
+    share: float | None = None
+
+    def shortened(self, flags: Flags) -> Flags:
+        """The flags of the short trainings of a variant, but for the value that is tried."""
+        lengths: Flags = {}
+        if self.share is not None:
+            for name in ("max_step", "warmup_step"):
+                if name in flags:
+                    lengths[name] = max(1, round(self.share * flags[name]))
+            lengths["eval_interval"] = lengths["max_step"]
+        return {**flags, **lengths, **self.flags}
 
 
 @dataclass(frozen=True)
@@ -269,7 +281,7 @@ def require_seed(place: str, seed: int) -> None:
 
 def _search(path: Path, table: Mapping[str, Any], variants: Mapping[str, Flags]) -> Search:
     place = f"{path}: search"
-    kinds = {"of": str, "factor": float, "seed": int, "train": dict[str, Any]}
+    kinds = {"of": str, "factor": float, "seed": int, "share": float, "train": dict[str, Any]}
     fields = {"of": "lr", "factor": 2.0, "seed": 101, "train": {}, **table}
     for key, value in fields.items():
         require(key in kinds, f"{place}.{key}: no such part; there are {', '.join(kinds)}")
@@ -292,7 +304,15 @@ def _search(path: Path, table: Mapping[str, Any], variants: Mapping[str, Flags])
             is_number,
             f"{path}: runs: {name}: {of}: give the first value of the search, a number above 0",
         )
-    return Search(of, factor, fields["seed"], flags)
+    share = fields.get("share")
+    if share is not None:
+        require(0 < share <= 1, f"{place}.share {share:g}: must be above 0 and at most 1")
+        for name, own in variants.items():
+            require(
+                type(own.get("max_step")) is int,
+                f"{path}: runs: {name}: max_step: give it; share is of it",
+            )
+    return Search(of, factor, fields["seed"], flags, share)
 
 
 def _reruns(path: Path, table: Mapping[str, Any], study: Study) -> dict[str, tuple[int, ...]]:

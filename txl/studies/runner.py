@@ -119,9 +119,8 @@ def require_flags(study: Study) -> None:
     for name, flags in study.variants.items():
         lines.append((f"runs: {name}", flags, TRAINING))
     if study.search is not None:
-        short = study.search.flags
         for name, flags in study.variants.items():
-            lines.append((f"search: {name}", {**flags, **short}, TRAINING))
+            lines.append((f"search: {name}", study.search.shortened(flags), TRAINING))
     for variant in study.variants:
         for name, flags in study.evaluations_of(variant).items():
             configs = (*(SCORE if "text" in flags else EVAL), DataConfig)
@@ -426,7 +425,7 @@ def task_of(task: Task, search: Search, value: float, runs: Path) -> Task:
     """The short training of a variant with a value. Its folder is named by its flags, so that
     variants which differ in nothing else than their length share it.
     """
-    flags = {**task.flags, **search.flags, search.of: value, "seed": search.seed}
+    flags = {**search.shortened(task.flags), search.of: value, "seed": search.seed}
     digest = hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()[:16]
     return Task(
         f"{task.variant}, {search.of} {value:g}", search.seed, flags, runs / "search" / digest
