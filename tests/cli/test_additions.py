@@ -148,14 +148,15 @@ def other_text() -> None:
         ("", other_checkpoint, "another checkpoint"),
         ("", other_text, "another training text"),
         ("--knn_tokens 50", lambda: None, "another number of tokens"),
+        ("--memory sinks --n_sink 2", lambda: None, "another memory"),
     ],
-    ids=["checkpoint", "text", "size"],
+    ids=["checkpoint", "text", "size", "memory"],
 )
 def test_a_store_of_something_else_is_refused(
     here: Here, flags: str, change: Callable[[], None], what: str
 ) -> None:
     rows(here, f"{STORE} {flags}")
-    if flags:
+    if "--knn_tokens" in flags:
         assert json.loads(Path("store/store.json").read_text())["source"]["number_of_tokens"] == 50
     change()
     assert f"--knn_store store: made from {what}" in here.refused(f"eval {STORE}")

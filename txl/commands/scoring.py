@@ -373,10 +373,13 @@ def streams_of(
 def training_text(lm: LanguageModel, corpus: Corpus, ranks: Ranks) -> TrainingText:
     """The training text, for test-time adaptation."""
     ids = ranks.main_first(lambda: corpus.split("train"))
-    names = {"checkpoint": lm.fingerprint(), "training_text": corpus.fingerprint("train")}
-    return TrainingText(
-        ids, {**names, "vocabulary": lm.tokenizer.fingerprint()}, scoring_stream, lm.context
-    )
+    names = {
+        "checkpoint": lm.fingerprint(),
+        "training_text": corpus.fingerprint("train"),
+        "vocabulary": lm.tokenizer.fingerprint(),
+        "memory": lm.read_with.get("read_with"),
+    }
+    return TrainingText(ids, names, scoring_stream, lm.context)
 
 
 def evaluation_of(config: TrainConfig, shape: ModelConfig, ranks: Ranks) -> EvalConfig:

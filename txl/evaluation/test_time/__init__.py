@@ -13,7 +13,7 @@ DisturbedMemory     older states in another order, or of another text      Khand
 import errno
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -88,14 +88,14 @@ class TrainingText(NamedTuple):
 
     Attributes:
         ids: token ids, (N,).
-        names: fingerprints that identify the model and its text, JSON-ready.
+        names: what identifies the model, its memory and its text, JSON-ready.
         cut: makes a stream of ids that scores each token but the first once; takes batch_size,
             tgt_len, ext_len and n_warmup, the warm-up segments of each parallel row.
         context: of the training.
     """
 
     ids: np.ndarray
-    names: dict[str, str]
+    names: dict[str, Any]
     cut: Callable[..., ScoredRows]
     context: Context
 
