@@ -147,7 +147,6 @@ def other_ways(ranks: Ranks) -> dict[str, float]:
     return found
 
 
-@pytest.mark.slow
 def drawn(ranks: Ranks, name: str) -> bool:
     """Whether a model drawn in shards has the weights of one that is drawn whole."""
     shape, settings = ModelConfig(**SHAPE | ADAPTIVE | shape_of(name)), config(shard=True)
