@@ -67,27 +67,23 @@ def reading_beyond(axes: Any) -> None:
 
 
 def recurrence_pays(axes: Any) -> None:
-    """What recurrence changes in the test loss, by the tokens of the training, with 95 % intervals."""
-    figures = Figures(RESULTS / "recurrence_pays.json")
+    """What recurrence changes in the test loss, by the tokens of the training, with 95 % intervals:
+    at the rates of a search, and at one rate for both.
+    """
+    searched = Figures(RESULTS / "recurrence_pays.json")
+    equal = Figures(RESULTS / "recurrence_rates.json")
     for at, (kind, said) in enumerate(READINGS.items()):
-        names = {n: f"recurrence at {n}M, {kind}" for n in BUDGETS}
-        drawn = {n: name for n, name in names.items() if (name, "") in figures.comparisons}
-        means = [figures.compared("difference", name) for name in drawn.values()]
-        below = [figures.compared("low", name) for name in drawn.values()]
-        above = [figures.compared("high", name) for name in drawn.values()]
         beside = 1.04 ** (at - 1.5)  # so that intervals do not hide each other
-        axes.errorbar(
-            [n * beside for n in drawn],
-            means,
-            yerr=[
-                [mean - low for mean, low in zip(means, below, strict=True)],
-                [high - mean for mean, high in zip(means, above, strict=True)],
-            ],
-            fmt="o-",
-            markersize=4,
-            capsize=3,
-            label=said,
-        )
+        found = {n: f"recurrence at {n}M, {kind}" for n in BUDGETS}
+        places = {
+            n * beside: name for n, name in found.items() if (name, "") in searched.comparisons
+        }
+        looks = {"fmt": "o-", "color": f"C{at}"}
+        _with_intervals(axes, searched, places, label=said, **looks)
+        at_one = {6 * beside: f"recurrence at 6M, both at 0.0025, {kind}"}
+        looks |= {"fmt": "s", "markerfacecolor": "white"}
+        label = "at one rate for both" if at == len(READINGS) - 1 else None
+        _with_intervals(axes, equal, at_one, label=label, **looks)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xticks(BUDGETS, [f"{n} million" for n in BUDGETS])
@@ -95,7 +91,19 @@ def recurrence_pays(axes: Any) -> None:
     axes.set_xlabel("tokens of the training")
     axes.set_ylabel("nats a token, below 0: recurrence ahead")
     axes.set_title("With recurrence beside without", fontsize=10)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=7)
+
+
+def _with_intervals(axes: Any, figures: Figures, places: Mapping[float, str], **looks: Any) -> None:
+    """Draw contrasts, by where they stand on the x axis, with their intervals."""
+    means = [figures.compared("difference", name) for name in places.values()]
+    below = [figures.compared("low", name) for name in places.values()]
+    above = [figures.compared("high", name) for name in places.values()]
+    reach = [
+        [mean - low for mean, low in zip(means, below, strict=True)],
+        [high - mean for mean, high in zip(means, above, strict=True)],
+    ]
+    axes.errorbar(list(places), means, yerr=reach, markersize=4, capsize=3, **looks)
 
 
 def memory_use(axes: Any) -> None:

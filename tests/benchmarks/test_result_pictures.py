@@ -42,8 +42,8 @@ def test_a_point_is_what_recurrence_changes() -> None:
     axes = Figure().subplots()
     recurrence_pays(axes)
     study = Figures(RESULTS / "recurrence_pays.json")
-    line, _, (bars,) = axes.containers[-1]
-    assert axes.containers[-1].get_label() == "as trained"
+    drawn = {one.get_label(): one for one in axes.containers}
+    line, _, (bars,) = drawn["as trained"]
     name = "recurrence at 6M, as trained"
     expected = study.nats("with, 6M", "memories, test, mem_len 192") - study.nats(
         "without, 6M", "memories, test, mem_len 0"
@@ -51,6 +51,10 @@ def test_a_point_is_what_recurrence_changes() -> None:
     assert line.get_ydata()[1] == pytest.approx(expected)
     low, high = bars.get_segments()[1][:, 1]
     assert (low, high) == pytest.approx((study.compared("low", name), study.compared("high", name)))
+    point = drawn["at one rate for both"][0]
+    name = "recurrence at 6M, both at 0.0025, as trained"
+    equal = Figures(RESULTS / "recurrence_rates.json")
+    assert point.get_ydata() == pytest.approx([equal.compared("difference", name)])
 
 
 def test_a_bar_is_a_gain() -> None:
