@@ -159,6 +159,18 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def test_weights_in_one_file_count_before_those_of_an_index(
+    folder: Path, settings: dict[str, Any]
+) -> None:
+    older = state_of(settings)
+    save_file({name: tensor + 1 for name, tensor in older.items()}, folder / "part.safetensors")
+    (folder / INDEX).write_text(
+        json.dumps({"weight_map": dict.fromkeys(older, "part.safetensors")})
+    )
+    back = to_llama(convert(folder).model)
+    assert all(torch.equal(back[name], tensor) for name, tensor in older.items())
+
+
 @pytest.mark.parametrize(("change", "message"), CHANGES, ids=lambda value: str(value)[:40])
 def test_what_is_not_ours_or_does_not_fit_is_refused(
     change: dict[str, Any], message: str, folder: Path, settings: dict[str, Any]

@@ -361,6 +361,9 @@ ADDED = {
         "added_tokens_decoder": {"0": {"content": "<eos>"}, "199": {"content": "<pad>"}}
     },
     "added_tokens.json": {"<pad>": 199},
+    "tokenizer.json": {
+        "added_tokens": [{"id": 0, "content": "<eos>"}, {"id": 199, "content": "<pad>"}]
+    },
 }
 
 

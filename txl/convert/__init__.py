@@ -103,11 +103,15 @@ def _converted(kind: type[Source], place: Place, vocabulary: Path | None) -> Con
 
 def with_added(words: Sequence[str], folder: Path) -> list[str]:
     """The words with those that Hugging Face's `add_tokens` put after them: in
-    tokenizer_config.json, or, by older versions, in added_tokens.json. Raises `UsageError` if one
-    of these is damaged.
+    tokenizer_config.json, in tokenizer.json alone by transformers 5, in added_tokens.json by older
+    versions. Raises `UsageError` if one of these is damaged.
     """
     by_id: dict[int, str] = {}
-    for name, entries in (("tokenizer_config.json", _in_config), ("added_tokens.json", _in_list)):
+    for name, entries in (
+        ("tokenizer.json", _in_tokenizer),
+        ("tokenizer_config.json", _in_config),
+        ("added_tokens.json", _in_list),
+    ):
         path = folder / name
         if path.is_file():
             try:
@@ -120,6 +124,13 @@ def with_added(words: Sequence[str], folder: Path) -> list[str]:
         *words,
         *itertools.takewhile(bool, (by_id.get(i, "") for i in itertools.count(len(words)))),
     ]
+
+
+def _in_tokenizer(content: Any) -> dict[int, str]:
+    added = {}
+    for token in content.get("added_tokens") or ():
+        added[int(token["id"])] = str(token["content"])
+    return added
 
 
 def _in_config(content: Any) -> dict[int, str]:

@@ -19,10 +19,10 @@ PICKLED = "pytorch_model.bin"
 
 
 def weights_file(folder: Path) -> Path:
-    """The file that stands for the weights: the only one, or the index of several. Raises
-    `UsageError` if there is none.
+    """The file that stands for the weights: the only one, or the index of several; of both the one
+    that transformers reads. Raises `UsageError` if there is none.
     """
-    for name in (INDEX, ONE, PICKLED):
+    for name in (ONE, INDEX, PICKLED):
         if (folder / name).is_file():
             return folder / name
     raise UsageError(
