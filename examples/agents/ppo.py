@@ -59,6 +59,10 @@ class PPOConfig(Checked):
     entropy: float = option(0.01, "weight of the entropy", minimum=0)
 
 
+KEPT = ("env", "seed", "mem_len", "n_layer", "d_model", "gate", "n_env")
+"""What a training that goes on cannot change: its agent and its environments are made of it."""
+
+
 class Agent(nn.Module):
     """Observations in, policy and value out; what it remembers is passed in and returned."""
 
@@ -253,6 +257,7 @@ class Training:
         self.agent.load_state_dict(state["agent"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.actor, self.curve = pickle.loads(state["actor"]), state["curve"]
+        self.actor.config = self.config
         torch.set_rng_state(state["random"])
 
 
@@ -308,6 +313,13 @@ def main(argv: Sequence[str]) -> None:
     state = None
     if config.resume:
         state = checkpoint_in(Path(config.work_dir))
+        for name in KEPT:
+            was = state["config"][name]
+            require(
+                typed.get(name, was) == was,
+                f"--{name} {typed.get(name)}: the training in {config.work_dir} goes on with"
+                f" {was}; leave it out",
+            )
         config = build(PPOConfig, typed, **state["config"])  # what is not typed is as it was
     training = Training(config)
     if state is not None:

@@ -1,6 +1,7 @@
 """The agents of examples/agents: their environments, and trainings that go on as if never stopped."""
 
 import json
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,17 @@ def test_what_is_not_typed_goes_on_as_it_was(tmp_path: Path) -> None:
     config = curve["config"]
     assert (config["decay"], config["env"], config["n_step"]) == (0.5, "cartpole", 4)
     assert len(curve["curve"]) == 2
+
+
+def test_what_is_typed_counts_for_a_training_that_goes_on_or_is_refused(tmp_path: Path) -> None:
+    run = f"--work_dir {tmp_path / 'run'} --n_env 4 --n_step 4 --n_part 2 --d_model 16".split()
+    ppo.main([*run, "--n_update", "1", "--env", "cartpole"])
+    resume = ["--work_dir", str(tmp_path / "run"), "--resume", "--n_update", "2"]
+    with pytest.raises(UsageError, match=r"--env tmaze: .* goes on with cartpole"):
+        ppo.main([*resume, "--env", "tmaze"])
+    ppo.main([*resume, "--gamma", "0.5", "--n_step", "6"])
+    acted = pickle.loads(ppo.checkpoint_in(tmp_path / "run")["actor"]).config
+    assert (acted.gamma, acted.n_step) == (0.5, 6)
 
 
 @pytest.mark.parametrize("env", ["tmaze", "cartpole", "Acrobot-v1"])
