@@ -77,17 +77,25 @@ def plugin(file: str | Path) -> None:
         bool(parts),
         f'--plugin {file}: defines no part; give a class a name, as in name = "my_memory"',
     )
+    _require_choices(parts, file)
+    for part in parts:
+        _registry_of(part)[part.name] = part
+    _loaded[path] = parts
+
+
+def _require_choices(parts: Sequence[Any], file: str | Path) -> None:
+    """Raise `UsageError` if one of the parts of a file cannot become a choice: then none does."""
+    own = set()
     for part in parts:
         registry = _registry_of(part)
         require(
-            part.name not in registry,
+            part.name not in registry and (registry.flag, part.name) not in own,
             f"--plugin {file}: --{registry.flag} {part.name}: the name is taken",
         )
+        own.add((registry.flag, part.name))
         title = getattr(part, "__name__", part.name)
         require(is_dataclass(settings_of(part)), f"{title}.Settings: make it a dataclass")
         _require_no_slip(part, registry.base)
-        registry[part.name] = part
-    _loaded[path] = parts
 
 
 def _require_no_slip(part: Any, base: type | None) -> None:

@@ -14,7 +14,7 @@ import txl
 from tests.cli.conftest import WORDS, Here
 from txl import Context, ModelConfig, TransformerXL, plugins
 from txl.config import UsageError
-from txl.registry import ALL_PARTS, DATA_SETS, MEMORIES, OPTIMIZERS, SOURCES
+from txl.registry import ALL_PARTS, DATA_SETS, GATES, MEMORIES, OPTIMIZERS, SOURCES
 from txl.studies import runner
 from txl.studies.plan import read_study
 from txl.studies.runner import require_flags, run_study
@@ -406,6 +406,31 @@ def test_what_is_no_plugin_is_named(tmp_path: Path, text: str, says: str) -> Non
     with pytest.raises(UsageError) as refused:
         txl.plugin(path)
     assert says in str(refused.value)
+
+
+TWO_GATES = """
+from txl.stacks.gates import Gate
+
+
+class First(Gate):
+    name = "first_of_two"
+
+
+class Second(First):
+    name = "gru"
+"""
+
+
+def test_of_a_file_with_a_part_that_does_not_fit_none_is_taken(tmp_path: Path) -> None:
+    """So that the mended file is read, as in a notebook."""
+    path = tmp_path / "two.py"
+    for name, flag in (("gru", "gru"), ("first_of_two", "first_of_two")):
+        path.write_text(TWO_GATES.replace('"gru"', f'"{name}"'))
+        with pytest.raises(UsageError, match=f"--gate {flag}: the name is taken"):
+            txl.plugin(path)
+    path.write_text(TWO_GATES.replace('"gru"', '"second_of_two"'))
+    txl.plugin(path)
+    assert {"first_of_two", "second_of_two"} <= set(GATES)
 
 
 def test_a_file_that_is_not_there_is_named(here: Here) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,13 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"intermediate_size": 44}, "of the shape"),
     ({"tie_word_embeddings": True}, "lm_head.weight: no weights of the model"),
 ]
+
+
+def test_a_decoder_whose_words_have_a_projection_does_not_go_there(folder: Path) -> None:
+    found = convert(folder)
+    config = replace(found.model.config, div_val=2)
+    with pytest.raises(UsageError, match="--div_val 2: transformers has no such decoder, only 1"):
+        config_for_llama(model_without_values(config, device="cpu"), found.context)
 
 
 def test_weights_in_one_file_count_before_those_of_an_index(

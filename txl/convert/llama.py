@@ -270,6 +270,7 @@ def _model_type(config: ModelConfig, context: Context) -> str:
         "parallel": False,
         "recurrence": "below",
         "cutoffs": (),
+        "div_val": 1,
     }.items():
         _require_only(config, name, only)
     require(
