@@ -2,7 +2,7 @@
 
     python -m benchmarks.result_pictures [--folder docs/pictures]
 
-Points are single trainings, lines and bars means over the seeds.
+Points are single trainings, bars means over the seeds; points with an interval are contrasts of a study.
 """
 
 import argparse
@@ -23,7 +23,7 @@ READINGS = {
     "borders aside": "as trained, borders aside",
     "as trained": "as trained",
 }
-"""Contrasts of recurrence_pays.json, and how the picture calls them."""
+"""Ends of the names of contrasts, and how the picture calls them."""
 ROWS = {
     "muon with r_net, pre-norm": "Muon with r_net",
     "muon with r_net, pre-norm, memory drawn": "Muon with r_net, memory drawn",

@@ -423,7 +423,7 @@ def _rounded(value: float) -> float:
 
 def task_of(task: Task, search: Search, value: float, runs: Path) -> Task:
     """The short training of a variant with a value. Its folder is named by its flags, so that
-    variants which differ in nothing else than their length share it.
+    variants whose short trainings are the same share it.
     """
     flags = {**search.shortened(task.flags), search.of: value, "seed": search.seed}
     digest = hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()[:16]
