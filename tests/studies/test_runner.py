@@ -538,6 +538,17 @@ def test_a_search_may_be_a_share_of_the_training(programs: Programs) -> None:
     assert lengths == {(2, 1, 2), (6, 1, 6)}
 
 
+def test_a_row_may_take_the_value_found_for_another(programs: Programs) -> None:
+    text = STUDY.replace("max_step = 4", "max_step = 4\nlr = 0.01")
+    text += '[search]\nfactor = 2\nshare = 0.5\n[search.like]\nlarge = "small"\n'
+    programs.best_rate = {"small": 0.02, "large": 0.01}
+    assert study(text, "--seeds", "1") == 0
+    tried = [call for call in programs.called if ", lr" in call]
+    assert tried == [f"train small, lr {lr} 101" for lr in (0.01, 0.005, 0.02, 0.04)]
+    assert (programs.rates["small 1"], programs.rates["large 1"]) == (0.02, 0.02)
+    assert "| large | 0.02 | 0.005: " in Path("out/table.md").read_text()
+
+
 def test_the_next_value_of_a_search() -> None:
     assert next_value(1.0, 2.0, {1.0: 3.0, 0.5: 2.0, 2.0: 9.0}) == 0.25
     assert next_value(1.0, 2.0, {1.0: 3.0, 0.5: 2.0, 2.0: 9.0, 0.25: 2.5}) is None

@@ -152,7 +152,7 @@ SHAPES = [(3, 5), (5, 3), (1, 7), (7, 1), (4, 4), (3, 5), (64, 33), (33, 64), (4
 def test_muon_updates_matrices_together_as_one_by_one(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tall and wide ones in one stack, stacks that are cut, matrices without a gradient, two groups."""
+    """Tall and wide ones, stacks that are cut, matrices without a gradient, two groups."""
     monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", False)
     monkeypatch.setattr("txl.training.optimizers._AT_ONCE", at_once)
     rng = np.random.default_rng(0)
@@ -191,7 +191,7 @@ def test_muon_multiplies_the_matrices_of_a_model_in_stacks(
     for x in parameters:
         x.grad = torch.ones_like(x)
     Muon(parameters, LR).step()
-    assert stacks == [((4, 8, 8), dtype), ((8, 8, 32), dtype)]
+    assert stacks == [((4, 8, 8), dtype), ((4, 8, 32), dtype), ((4, 8, 32), dtype)]
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ class Search:
         seed: of all short trainings.
         flags: theirs, over those of the variant.
         share: how long they are, of the variant's own training; None: `flags` say how long.
+        like: variants that take the value found for another, by their names.
     """
 
     of: str
@@ -56,6 +57,7 @@ class Search:
     seed: int
     flags: Flags
     share: float | None = None
+    like: Mapping[str, str] = field(default_factory=dict)
 
     def shortened(self, flags: Flags) -> Flags:
         """The flags of the short trainings of a variant, but for the value that is tried."""
@@ -161,6 +163,7 @@ def read_study(path: Path) -> Study:
         [evaluations.test]        flags of eval.py; {run} in one is the run directory
         [contrasts.NAME]          of = [["run", "column"], ...] and as many in against: what is compared
         [search]                  of = "lr"     factor = 2     seed = 101     [search.train]: flags of short trainings
+        [search.like]             "longer" = "memory 64": takes the value found for that variant
         [reruns]                  "memory 64" = [1]: seeds that are trained once more
         [best]                    COLUMN = "test": the lengths of that evaluation that are best on valid, read on test
 
@@ -281,8 +284,15 @@ def require_seed(place: str, seed: int) -> None:
 
 def _search(path: Path, table: Mapping[str, Any], variants: Mapping[str, Flags]) -> Search:
     place = f"{path}: search"
-    kinds = {"of": str, "factor": float, "seed": int, "share": float, "train": dict[str, Any]}
-    fields = {"of": "lr", "factor": 2.0, "seed": 101, "train": {}, **table}
+    kinds = {
+        "of": str,
+        "factor": float,
+        "seed": int,
+        "share": float,
+        "train": dict[str, Any],
+        "like": dict[str, str],
+    }
+    fields = {"of": "lr", "factor": 2.0, "seed": 101, "train": {}, "like": {}, **table}
     for key, value in fields.items():
         require(key in kinds, f"{place}.{key}: no such part; there are {', '.join(kinds)}")
         require(
@@ -312,7 +322,22 @@ def _search(path: Path, table: Mapping[str, Any], variants: Mapping[str, Flags])
                 type(own.get("max_step")) is int,
                 f"{path}: runs: {name}: max_step: give it; share is of it",
             )
-    return Search(of, factor, fields["seed"], flags, share)
+        require(
+            "max_step" not in flags,
+            f"{place}.train: max_step: beside share {share:g}; drop one of them",
+        )
+    like = dict(fields["like"])
+    for name, other in like.items():
+        for row in (name, other):
+            require(
+                row in variants,
+                f"{place}.like: {row!r}: no such run; there are {', '.join(variants)}",
+            )
+        require(
+            other not in like,
+            f"{place}.like: {name}: {other} takes the value of another too; name that one",
+        )
+    return Search(of, factor, fields["seed"], flags, share, like)
 
 
 def _reruns(path: Path, table: Mapping[str, Any], study: Study) -> dict[str, tuple[int, ...]]:

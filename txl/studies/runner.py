@@ -269,14 +269,15 @@ def _searched(study: Study, task: Task, runs: Path, n_thread: int, programs: Pro
     if study.search is None:
         return task
     search = study.search
+    row = row_of_search(study, task)
     losses = losses_tried(study, task, runs)
-    while (value := next_value(task.flags[search.of], search.factor, losses)) is not None:
-        short = task_of(task, search, value, runs)
+    while (value := next_value(row.flags[search.of], search.factor, losses)) is not None:
+        short = task_of(row, search, value, runs)
         losses[value] = _try(short, n_thread, programs)
     best = best_value(losses)
     if math.isinf(losses[best]):
         raise TaskError(
-            f"search: {search.of} of {task.variant}: no training stayed finite; give a smaller"
+            f"search: {search.of} of {row.variant}: no training stayed finite; give a smaller"
             " first value"
         )
     return with_value(task, search, best)
@@ -314,15 +315,27 @@ def _last_loss(path: Path) -> float:
     return curve[-1][1]
 
 
+def row_of_search(study: Study, task: Task) -> Task:
+    """The task by whose short trainings a value is found: itself, unless the study names another
+    variant.
+    """
+    assert study.search is not None
+    other = study.search.like.get(task.variant)
+    if other is None:
+        return task
+    return replace(task, variant=other, flags={**study.variants[other], "seed": task.seed})
+
+
 def losses_tried(study: Study, task: Task, runs: Path) -> dict[float, float]:
     """The losses of the search of a variant that are known, by value."""
     losses: dict[float, float] = {}
     if study.search is None:
         return losses
+    row = row_of_search(study, task)
     while (
-        value := next_value(task.flags[study.search.of], study.search.factor, losses)
+        value := next_value(row.flags[study.search.of], study.search.factor, losses)
     ) is not None:
-        loss = loss_of(finished(task_of(task, study.search, value, runs)))
+        loss = loss_of(finished(task_of(row, study.search, value, runs)))
         if loss is None:
             break
         losses[value] = loss
@@ -334,7 +347,8 @@ def as_trained(study: Study, task: Task, runs: Path) -> Task | None:
     if study.search is None:
         return task
     losses = losses_tried(study, task, runs)
-    if next_value(task.flags[study.search.of], study.search.factor, losses) is not None:
+    first = row_of_search(study, task).flags[study.search.of]
+    if next_value(first, study.search.factor, losses) is not None:
         return None
     return with_value(task, study.search, best_value(losses))
 

@@ -116,8 +116,11 @@ class Muon(torch.optim.Optimizer):
         # the name that torch's fused optimizers use
         skip: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
+            lr = group["lr"]
+            if skip is not None:  # decided on the device, without a synchronisation
+                lr = lr * (1 - skip)
             for matrices in _of_one_shape(group["params"]):
-                self._update(matrices, group["lr"], group["weight_decay"], skip)
+                self._update(matrices, lr, group["weight_decay"], skip)
 
     def _update(
         self,
@@ -126,33 +129,35 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float,
         skip: Tensor | None,
     ) -> None:
-        ahead = []
+        """Update matrices of one shape in a few operations on all of them: a GPU takes as long to
+        begin one as to do it.
+        """
+        weights: list[Tensor] = []
+        momenta: list[Tensor] = []
+        grads: list[Tensor] = []
         for x in matrices:
             assert x.grad is not None
             state = self.state[x]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(x)
-            m = state["momentum_buffer"]
-            if skip is None:
-                grad = x.grad
-                m.lerp_(grad, 0.05)
-            else:  # decided on the device, without a synchronisation
-                grad = x.grad.where(skip == 0, m)
-                m.lerp_(grad, 0.05 * (1 - skip.to(m.dtype)))
-            ahead.append(_wide(grad.lerp(m, 0.95)))
-        stack = torch.stack(ahead)
-        steps = orthogonalised(stack.to(self._dtype or stack.dtype))
-        n_column = stack.shape[2]
-        if skip is not None:
-            lr = lr * (1 - skip)
-        shrink = 1 - lr * weight_decay
-        factor = -lr * 0.2 * math.sqrt(n_column)
-        for x, step in zip(matrices, steps, strict=True):
-            x.mul_(shrink)
-            if isinstance(factor, Tensor):
-                _wide(x).add_(step.to(x.dtype) * factor)
-            else:
-                _wide(x).add_(step, alpha=factor)
+            weights.append(x)
+            momenta.append(state["momentum_buffer"])
+            grads.append(x.grad)
+        m = torch.stack(momenta)
+        grad = torch.stack(grads)
+        if skip is None:
+            m.lerp_(grad, 0.05)
+        else:
+            grad = grad.where(skip == 0, m)
+            m.lerp_(grad, 0.05 * (1 - skip.to(m.dtype)))
+        torch._foreach_copy_(momenta, m.unbind())  # type: ignore[attr-defined]  # no public form
+        steps = orthogonalised(_wide(grad.lerp_(m, 0.95)).to(self._dtype or m.dtype))
+        factor = -lr * 0.2 * math.sqrt(steps.shape[2])
+        if m.shape[1] > m.shape[2]:
+            steps = steps.mT
+        change = m.copy_(steps).mul_(factor)  # of the layout of the matrices
+        torch._foreach_mul_(weights, 1 - lr * weight_decay)  # type: ignore[attr-defined]
+        torch._foreach_add_(weights, change.unbind())  # type: ignore[attr-defined]
 
 
 _AT_ONCE = 1 << 20
@@ -160,23 +165,24 @@ _AT_ONCE = 1 << 20
 
 
 def _of_one_shape(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """The matrices that have a gradient, in parts that can be stacked, a matrix and a transposed
-    one of the same shape among them; of `_AT_ONCE` numbers at most, or of one matrix."""
+    """The matrices that have a gradient, in parts that can be stacked; of `_AT_ONCE` numbers at
+    most, or of one matrix.
+    """
     alike: dict[Any, list[nn.Parameter]] = {}
     for x in parameters:
         if x.grad is not None:
-            alike.setdefault((_wide(x).shape, x.dtype, x.device), []).append(x)
+            alike.setdefault((x.shape, x.dtype, x.device), []).append(x)
     for matrices in alike.values():
         n_matrix = max(1, _AT_ONCE // matrices[0].numel())
         for begin in range(0, len(matrices), n_matrix):
             yield matrices[begin : begin + n_matrix]
 
 
-def _wide(x: Tensor) -> Tensor:
-    """A matrix, transposed if it has more rows than columns."""
-    if x.shape[0] > x.shape[1]:
-        return x.T
-    return x
+def _wide(stack: Tensor) -> Tensor:
+    """Matrices, transposed if they have more rows than columns."""
+    if stack.shape[1] > stack.shape[2]:
+        return stack.mT
+    return stack
 
 
 def orthogonalised(stack: Tensor) -> Tensor:
