@@ -68,22 +68,19 @@ def reading_beyond(axes: Any) -> None:
 
 def recurrence_pays(axes: Any) -> None:
     """What recurrence changes in the test loss, by the tokens of the training, with 95 % intervals:
-    at the rates of a search, and at one rate for both.
+    at the rates of a search, and at half of that which was found with recurrence.
     """
     searched = Figures(RESULTS / "recurrence_pays.json")
-    equal = Figures(RESULTS / "recurrence_rates.json")
+    halved = Figures(RESULTS / "recurrence_rates.json")
     for at, (kind, said) in enumerate(READINGS.items()):
         beside = 1.04 ** (at - 1.5)  # so that intervals do not hide each other
-        found = {n: f"recurrence at {n}M, {kind}" for n in BUDGETS}
-        places = {
-            n * beside: name for n, name in found.items() if (name, "") in searched.comparisons
-        }
+        found = {n * beside: f"recurrence at {n}M, {kind}" for n in BUDGETS}
         looks = {"fmt": "o-", "color": f"C{at}"}
-        _with_intervals(axes, searched, places, label=said, **looks)
-        at_one = {6 * beside: f"recurrence at 6M, both at 0.0025, {kind}"}
+        _with_intervals(axes, searched, found, label=said, **looks)
+        found = {n * beside: f"recurrence at {n}M and half the rate, {kind}" for n in BUDGETS}
         looks |= {"fmt": "s", "markerfacecolor": "white"}
-        label = "at one rate for both" if at == len(READINGS) - 1 else None
-        _with_intervals(axes, equal, at_one, label=label, **looks)
+        label = "at half the rate" if at == len(READINGS) - 1 else None
+        _with_intervals(axes, halved, found, label=label, **looks)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xticks(BUDGETS, [f"{n} million" for n in BUDGETS])
@@ -94,8 +91,14 @@ def recurrence_pays(axes: Any) -> None:
     axes.legend(fontsize=7)
 
 
-def _with_intervals(axes: Any, figures: Figures, places: Mapping[float, str], **looks: Any) -> None:
-    """Draw contrasts, by where they stand on the x axis, with their intervals."""
+def _with_intervals(axes: Any, figures: Figures, asked: Mapping[float, str], **looks: Any) -> None:
+    """Draw the contrasts that have figures, by where they stand on the x axis, with their
+    intervals.
+    """
+    places = {}
+    for x, name in asked.items():
+        if figures.comparisons.get((name, ""), {}).get("difference") is not None:
+            places[x] = name
     means = [figures.compared("difference", name) for name in places.values()]
     below = [figures.compared("low", name) for name in places.values()]
     above = [figures.compared("high", name) for name in places.values()]
