@@ -13,13 +13,13 @@ the model or the training, and its constructor finds them in `config.own`.
 import difflib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 from txl.attention_rules import AttentionRule
-from txl.config import UsageError, require
+from txl.config import Context, ModelConfig, UsageError, require
 from txl.files import require_readable
 from txl.registry import (
     ALL_PARTS,
@@ -34,6 +34,7 @@ PLUGIN_HELP = (
     "a Python file that defines parts of your own, see docs/architecture.md; may be given several"
     " times"
 )
+_OF_ALL_MODELS = {field.name for config in (ModelConfig, Context) for field in fields(config)}
 _loaded: dict[Path, list[Any]] = {}
 
 
@@ -94,8 +95,16 @@ def _require_choices(parts: Sequence[Any], file: str | Path) -> None:
         )
         own.add((registry.flag, part.name))
         title = getattr(part, "__name__", part.name)
-        require(is_dataclass(settings_of(part)), f"{title}.Settings: make it a dataclass")
+        settings = settings_of(part)
+        require(is_dataclass(settings), f"{title}.Settings: make it a dataclass")
+        for field in fields(settings):
+            require(field.name not in _OF_ALL_MODELS, taken_setting(title, field.name))
         _require_no_slip(part, registry.base)
+
+
+def taken_setting(title: str, name: str) -> str:
+    """What is said of a setting that has the name of a flag of all models, or of a program."""
+    return f"{title}.Settings.{name}: --{name} is there already; give the setting another name"
 
 
 def _require_no_slip(part: Any, base: type | None) -> None:

@@ -395,6 +395,10 @@ def test_a_flag_of_an_optimizer_that_is_not_chosen_is_refused(here: Here, optimi
         (MEMORY.replace('"last_state"', '"fifo"'), "--memory fifo: the name is taken"),
         (MEMORY.replace("    @dataclass\n", ""), "LastState.Settings: make it a dataclass"),
         (
+            MEMORY.replace("last_n", "d_model"),
+            "LastState.Settings.d_model: --d_model is there already; give the setting another name",
+        ),
+        (
             OTHERS.replace("def score(", "def scores("),
             "scores: nobody calls it; did you mean score?",
         ),
@@ -406,6 +410,15 @@ def test_what_is_no_plugin_is_named(tmp_path: Path, text: str, says: str) -> Non
     with pytest.raises(UsageError) as refused:
         txl.plugin(path)
     assert says in str(refused.value)
+
+
+def test_a_setting_with_the_name_of_a_flag_of_the_program_is_refused(
+    here: Here, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(MEMORY.replace("last_n", "lr").replace("last_state", "with_a_rate"))
+    said = here.refused(f"train --plugin {shlex.quote(str(path))} --memory with_a_rate")
+    assert "LastState.Settings.lr: --lr is there already; give the setting another name" in said
 
 
 TWO_GATES = """

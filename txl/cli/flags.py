@@ -22,7 +22,7 @@ from txl.cli.presets import PRESETS, Entry, words_of
 from txl.cli.settings_file import NAMES_ELSEWHERE, words_of_file
 from txl.config import NamesParts, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
-from txl.plugins import PLUGIN_HELP, is_from_file
+from txl.plugins import PLUGIN_HELP, is_from_file, taken_setting
 from txl.registry import (
     ACTIVATIONS,
     ADAPTATION_RULES,
@@ -353,6 +353,7 @@ def _add_settings_of_parts(
                 title = sections[registry.flag]
             hints = typing.get_type_hints(settings_of(part))
             for f in fields(settings_of(part)):
+                require(f.name not in sections, taken_setting(part.__name__, f.name))
                 if f.metadata.get("flag", True) and f.name not in names:
                     groups.setdefault(title, []).append((f, hints[f.name]))
                 names.add(f.name)
