@@ -59,6 +59,7 @@ class PPOConfig(Checked):
     entropy: float = option(0.01, "weight of the entropy", minimum=0)
 
 
+CHECKPOINT = "checkpoint.pt"
 KEPT = ("env", "seed", "mem_len", "n_layer", "d_model", "gate", "n_env")
 """What a training that goes on cannot change: its agent and its environments are made of it."""
 
@@ -246,7 +247,7 @@ class Training:
         }
         state |= {"optimizer": self.optimizer.state_dict(), "random": torch.get_rng_state()}
         self.folder.mkdir(parents=True, exist_ok=True)
-        with written_whole(self.folder / "checkpoint.pt") as path:
+        with written_whole(self.folder / CHECKPOINT) as path:
             torch.save(state | {"actor": pickle.dumps(self.actor)}, path)
         with written_whole(self.folder / "curve.json") as path:
             written = {"config": asdict(self.config), "returns": self.returns, "curve": self.curve}
@@ -263,7 +264,7 @@ class Training:
 
 def checkpoint_in(folder: Path) -> dict[str, Any]:
     """What `Training.save` has written. Raises `UsageError` if it is not there."""
-    path = folder / "checkpoint.pt"
+    path = folder / CHECKPOINT
     require(path.is_file(), f"{path}: no checkpoint to go on from; leave --resume out")
     return torch.load(path, weights_only=False)  # our own: it holds the environments
 
@@ -321,6 +322,13 @@ def main(argv: Sequence[str]) -> None:
                 f" {was}; leave it out",
             )
         config = build(PPOConfig, typed, **state["config"])  # what is not typed is as it was
+    else:
+        there = Path(config.work_dir) / CHECKPOINT
+        require(
+            not there.exists(),
+            f"--work_dir {config.work_dir}: holds a training; give --resume to go on with it, or"
+            " name another folder",
+        )
     training = Training(config)
     if state is not None:
         training.resume(state)

@@ -19,7 +19,7 @@ Labelled = tuple[str, str]
 def read_tsv(path: Path) -> list[Labelled]:
     """A line each: the label, a tab, the text. Raises `UsageError` if a line has no tab or the file cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"--data {path}: {error}; give a UTF-8 file with lines of label, tab and text"

@@ -19,14 +19,17 @@ from tqdm import tqdm
 from txl import Context, ModelConfig, TransformerXL
 from txl.cli.flags import read_flags
 from txl.cli.run import run
-from txl.config import SEED, SIZE, Checked, build, option, require
+from txl.config import SEED, SIZE, Checked, UsageError, build, option, require
 from txl.files import written_whole
+from txl.runtime.records import read_json, require_fields
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 
 N_KEY, N_VALUE, N_NOISE, N_FACT = 8, 8, 16, 4
 N_TOKEN = N_KEY * N_VALUE + N_KEY + N_NOISE
 SEGMENT, SHORTEST, N_WARMUP = 32, 10, 50
+RECORD = {"settings": dict[str, Any], "rows": list[dict[str, Any]]}
+"""What recall.json holds."""
 MODELS: dict[str, dict[str, Any]] = {
     "none": {},
     "fifo": {"mem_len": 32},
@@ -189,7 +192,12 @@ def main(argv: Sequence[str]) -> None:
     record: dict[str, Any] = {"settings": json.loads(json.dumps(settings)), "rows": []}
     path = folder / "recall.json"
     if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            before = require_fields(read_json(path), RECORD)
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(
+                f"{path}: damaged ({error}); remove it, or name another --out"
+            ) from None
         other = f"--out {folder}: holds trainings with other settings; name another folder, or remove it"
         require(before["settings"] == record["settings"], other)
         record = before

@@ -85,6 +85,8 @@ def test_velocities_are_hidden_and_unknown_environments_refused() -> None:
 def test_what_is_not_typed_goes_on_as_it_was(tmp_path: Path) -> None:
     run = f"--work_dir {tmp_path / 'run'} --n_env 4 --n_step 4 --n_part 2 --d_model 16".split()
     ppo.main([*run, "--n_update", "1", "--decay", "0.5", "--env", "cartpole"])
+    with pytest.raises(UsageError, match=r"run: holds a training; give --resume"):
+        ppo.main(run)
     ppo.main(["--work_dir", str(tmp_path / "run"), "--resume", "--n_update", "2"])
     curve = json.loads((tmp_path / "run" / "curve.json").read_text())
     config = curve["config"]

@@ -66,6 +66,11 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
             read_tsv(tmp_path / "t.tsv")
 
 
+def test_a_text_may_hold_characters_at_which_python_splits_lines(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a\tone\u2028two\x0bthree\nb\tfour\n", encoding="utf-8")
+    assert read_tsv(tmp_path / "t.tsv") == [("a", "one\u2028two\x0bthree"), ("b", "four")]
+
+
 @long_test
 def test_docstrings_have_labels_of_several_packages() -> None:
     found = docstrings()
