@@ -28,10 +28,12 @@ class Preset(NamedTuple):
 
 
 _RECIPE = (
-    "--activation swiglu --pre_lnorm --optim muon --lr 0.005 --weight_decay 0.1 --clip 1"
+    "--activation swiglu --pre_lnorm --optim muon --lr 0.0025 --weight_decay 0.1 --clip 1"
     " --dropatt 0.0"
 )
-"""The best of docs/results.md#recipes."""
+"""That of docs/results.md#recipes, at a rate for longer trainings than there
+(docs/results.md#how-much-the-rate-decides).
+"""
 _EVAL_BASE = "--tgt_len 64 --mem_len 640 --clamp_len 400 --same_length --split test"
 _EVAL_LARGE = "--tgt_len 128 --mem_len 1600 --clamp_len 1000 --same_length --split test"
 _GENERATE_BASE = "--mem_len 640 --clamp_len 400 --same_length"
@@ -99,7 +101,7 @@ PRESETS = {
         "wt103-base with the recipe of docs/results.md#recipes, for half its tokens; not trained at"
         " this size",
         "--adaptive --n_layer 16 --d_model 410 --n_head 10 --d_head 41 --d_inner 1400 --activation"
-        " swiglu --pre_lnorm --dropout 0.1 --dropatt 0.0 --optim muon --lr 0.005 --weight_decay 0.1"
+        " swiglu --pre_lnorm --dropout 0.1 --dropatt 0.0 --optim muon --lr 0.0025 --weight_decay 0.1"
         " --warmup_step 8000 --max_step 100000 --tgt_len 150 --mem_len 150 --eval_tgt_len 150"
         " --batch_size 60",
         _EVAL_BASE,
