@@ -94,7 +94,7 @@ class Muon(torch.optim.Optimizer):
     matrix and in bfloat16 on every device; this one those of one shape together, in bfloat16 where
     the device has instructions for it, with the same result up to rounding, and elsewhere in the
     dtype of x. Without instructions a product in bfloat16 takes some 40 times as long as in float32.
-    The rate may be a tensor.
+    The rate may be a tensor: one number on the device of the matrices.
 
     Args:
         params: matrices.
