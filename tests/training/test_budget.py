@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import on_ranks
 from tests.training.runs import ALONE, Run, config
 from txl.runtime import clock as clocks
 from txl.runtime.clock import Clock
+from txl.runtime.distributed import Ranks
 from txl.training.budget import Budget
 from txl.training.schedules import schedule_of
 
@@ -68,6 +70,25 @@ def test_a_training_that_goes_on_counts_what_it_had() -> None:
     budget = Budget(10.0, clock, ALONE, trained_s=300.0)
     assert budget.share == pytest.approx(300 / (600 - 5 - 18))
     assert Budget(5.0, clock, ALONE, trained_s=300.0).is_over
+
+
+def shares_of_one_that_started_late(ranks: Ranks) -> list[tuple[float, float, bool]]:
+    """The program of rank 1 was started 40 s after that of rank 0."""
+    clock = Turned()
+    clock.now = 50.0 - 40.0 * ranks.rank
+    budget = Budget(2.0, clock, ranks)
+    found = []
+    for _ in range(6):
+        clock.now += 10.0
+        budget.read()
+        found.append((budget.share, budget.left_s, budget.evaluation_is_due))
+    return found
+
+
+def test_ranks_that_start_apart_agree_on_the_time() -> None:
+    first, other = on_ranks(2, shares_of_one_that_started_late)
+    assert first == other
+    assert first[-1][0] == pytest.approx(60 / (120 - 50 - 0.03 * 120))
 
 
 def test_rates_follow_the_clock() -> None:

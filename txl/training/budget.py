@@ -42,7 +42,8 @@ class Budget:
         self._ranks = ranks
         self._after_s = after_s
         self._begin_s = seconds() - trained_s
-        self._prepared_s = seconds()
+        # ranks start apart, and must agree on when an evaluation is due
+        self._prepared_s = ranks.gathered(seconds())[0]
         self._evaluation_s: float | None = None
         self._last_evaluation = 0.0
         self.trained_s = trained_s
