@@ -398,7 +398,25 @@ def validation_of(
     here = _lengths_for(split, config, context)
     n_warmup = warmup_segments(shape.n_layer, here)
     streams = streams_of(split, here, evaluation_of(config, shape, ranks), ranks, n_warmup=n_warmup)
-    return Validation(streams, here, total_sums(streams, split.sizes), config.max_eval_steps)
+    limit = config.max_eval_steps or -1
+    if limit > 0 and config.reset == "document":
+        limit = _own_share(limit, streams, ranks)
+    return Validation(streams, here, total_sums(streams, split.sizes), limit)
+
+
+def _own_share(limit: int, streams: Sequence[CountedRows], ranks: Ranks) -> int:
+    """How many of the first `limit` segments of a text are this process's, to which whole streams
+    are dealt in turn.
+    """
+    lengths = ranks.gathered([len(stream) for stream in streams])
+    n_own = 0
+    for turn in itertools.zip_longest(*lengths, fillvalue=0):
+        for rank, n_segment in enumerate(turn):
+            n_read = min(limit, n_segment)
+            limit -= n_read
+            if rank == ranks.rank:
+                n_own += n_read
+    return n_own
 
 
 def _lengths_for(split: Split, config: TrainConfig, context: Context) -> Context:

@@ -46,7 +46,7 @@ class Validation:
     Attributes:
         streams: this process's share of the split; each is read with an empty memory at first.
         counts: words, characters, ... of its targets; see `Score`.
-        max_segments: read no more than this many; -1: all.
+        max_segments: read no more than this many of `streams`; -1: all.
     """
 
     streams: Sequence[ScoredRows]
@@ -57,7 +57,7 @@ class Validation:
     def score(self, model: TransformerXL, ranks: Ranks, request: StopRequest) -> Score:
         """The score over all ranks. Raises `StopNow` if a rank is asked to stop meanwhile."""
         n_segment = sum(map(len, self.streams))
-        if self.max_segments > 0:
+        if self.max_segments >= 0:
             limit = self.max_segments
         else:
             limit = n_segment
