@@ -194,12 +194,13 @@ def main(argv: Sequence[str]) -> None:
     if path.exists():
         try:
             before = require_fields(read_json(path), RECORD)
+            was, _ = before["settings"], before["rows"]
         except (OSError, ValueError, KeyError) as error:
             raise UsageError(
                 f"{path}: damaged ({error}); remove it, or name another --out"
             ) from None
         other = f"--out {folder}: holds trainings with other settings; name another folder, or remove it"
-        require(before["settings"] == record["settings"], other)
+        require(was == record["settings"], other)
         record = before
     done = {(row["memory"], row["seed"]) for row in record["rows"]}
     for name, seed in ((name, seed) for seed in config.seeds for name in config.memories):

@@ -61,9 +61,10 @@ def test_a_run_is_gone_on_with_and_drawn(
     }.items():
         with pytest.raises(UsageError, match=message):
             example.main([*flags, *change.split()])
-    (tmp_path / "recall.json").write_text('{"settings"')
-    with pytest.raises(UsageError, match=r"recall.json: damaged \(.*; remove it"):
-        example.main(flags)
+    for content in ('{"settings"', '{"settings": {}}'):
+        (tmp_path / "recall.json").write_text(content)
+        with pytest.raises(UsageError, match=r"recall.json: damaged \(.*; remove it"):
+            example.main(flags)
 
 
 def test_a_spread_is_told_of_several_seeds_only() -> None:

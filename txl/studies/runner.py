@@ -323,7 +323,7 @@ def row_of_search(study: Study, task: Task) -> Task:
     other = study.search.like.get(task.variant)
     if other is None:
         return task
-    return replace(task, variant=other, flags={**study.variants[other], "seed": task.seed})
+    return replace(task, variant=other, flags=study.variants[other])
 
 
 def losses_tried(study: Study, task: Task, runs: Path) -> dict[float, float]:

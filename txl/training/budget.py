@@ -55,9 +55,7 @@ class Budget:
 
     def read(self) -> None:
         """Read the clock; all ranks call it together."""
-        trained_s = self._seconds() - self._begin_s
-        if self._ranks.world > 1:
-            trained_s = self._ranks.gathered(trained_s)[0]
+        trained_s = self._ranks.gathered(self._seconds() - self._begin_s)[0]
         self.trained_s = trained_s
         limit_s = self._limit_s()
         self.share = 1.0
@@ -97,8 +95,7 @@ class Budget:
         """An evaluation has ended, which took so long, checkpoints included; all ranks call it
         together.
         """
-        if self._ranks.world > 1:
-            seconds = self._ranks.gathered(seconds)[0]
+        seconds = self._ranks.gathered(seconds)[0]
         self._evaluation_s = max(seconds, self._evaluation_s or 0.0)
         self.read()
         self._last_evaluation = self.share
