@@ -89,7 +89,8 @@ launch() {
         max_restarts=100 # one for each host that leaves
         has_flag resume "$@" || set -- "$@" --resume # to torchrun a host that joins is no restart
     fi
-    exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc_per_node "$nproc" \
+    export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+    exec "$python" -m txl.commands.train_many "${rendezvous[@]}" --nproc_per_node "$nproc" \
         --max_restarts "${MAX_RESTARTS:-$max_restarts}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 "$@"
 }
 

@@ -22,7 +22,7 @@ from txl.checkpoint import (
     load_snapshot,
     load_weights,
 )
-from txl.cli.flags import read_flags
+from txl.cli.flags import Typed, read_flags
 from txl.commands.scoring import evaluate_best, sample_text, validation_of
 from txl.commands.settings import Settings, resolved
 from txl.config import Context, ModelConfig, as_dict, build, require
@@ -83,9 +83,7 @@ def main(
             the valid split.
     """
     clock = clock or Clock()
-    configs = (DataConfig, TrainConfig, ModelConfig, Context)
-    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED, presets="train")
-    asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
+    typed, asked = asked_of(argv)
     keep_freed_memory()
     run_folder = Path(asked.work_dir)
     with (
@@ -128,6 +126,15 @@ def main(
             if config.eval_test and outcome.reason is None:
                 evaluate_best(run_folder, corpus, config, context, ranks, metrics)
         return conclude(outcome, config, run_folder, ranks)
+
+
+def asked_of(argv: Sequence[str]) -> tuple[Typed, TrainConfig]:
+    """What flags and a settings file ask for, and the training that they would be alone. Raises
+    `UsageError` before anything is opened.
+    """
+    configs = (DataConfig, TrainConfig, ModelConfig, Context)
+    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED, presets="train")
+    return typed, build(TrainConfig, typed)
 
 
 def open_text(settings: Settings, ranks: Ranks) -> Corpus:
