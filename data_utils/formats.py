@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import logging
 import lzma
 import zipfile
 import zlib
@@ -19,6 +20,7 @@ from tqdm import tqdm
 
 from .raw_text import DataError, half_a_pair, no_text, reading
 
+_LOG = logging.getLogger(__name__)
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
@@ -204,25 +206,32 @@ def cut(content: bytes) -> int:
 
 
 def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
-    """The texts of a file of rows, each with a line end; rows without text are left out. Raises
-    `DataError` if it cannot be read, or has no such field of text."""
+    """The texts of a file of rows, each with a line end; rows without text are left out, and a note
+    counts them. Raises `DataError` if it cannot be read, or has no such field of text."""
     if kind_of(path) == "parquet":
         rows = parquet_rows(path, field, task)
     elif kind_of(path) == "table":
         rows = _table_rows(path, field, task)
     else:
         rows = _json_lines(path, field, task)
+    n_row = n_without = 0
     for n, text in rows:
         if not isinstance(text, str | None):
             what = f"the field {field!r} holds no text; name another with --text_field"
             raise DataError(f"{path}, row {n}: {what}")
-        if text:
-            try:
-                if not text.endswith("\n"):
-                    text += "\n"
-                yield text.encode()
-            except UnicodeEncodeError:
-                raise half_a_pair(f"{path}, row {n}") from None
+        n_row += 1
+        if not text:
+            n_without += 1
+            continue
+        try:
+            if not text.endswith("\n"):
+                text += "\n"
+            yield text.encode()
+        except UnicodeEncodeError:
+            raise half_a_pair(f"{path}, row {n}") from None
+    if n_without:
+        notice = "%s: %s of %s rows hold no text in %r (null, or empty) and are left out"
+        _LOG.warning(notice, path, f"{n_without:,}", f"{n_row:,}", field)
 
 
 def _table_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:

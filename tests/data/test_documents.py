@@ -181,6 +181,24 @@ def test_rows_with_headings_are_documents_or_lines(tmp_path: Path, rows: str) ->
         assert len(documents(one)) == 6
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("my.jsonl", '{"text": "one"}\n{"text": null}\n{"text": ""}\n{"text": "two"}\n'),
+        ("my.csv", 'text,n\none,1\n,2\n"",3\ntwo,4\n'),
+    ],
+)
+def test_rows_without_text_are_counted_in_a_note(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    assert list(formats.rows_of(path, "text", task="")) == [b"one\n", b"two\n"]
+    assert caplog.messages == [
+        f"{path}: 2 of 4 rows hold no text in 'text' (null, or empty) and are left out"
+    ]
+
+
 def test_a_changed_source_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     FILES["my.jsonl"](tmp_path / "my.jsonl")
     before = open_any(tmp_path)

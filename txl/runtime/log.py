@@ -24,28 +24,29 @@ LONGEST = 500
 class _AboveTheBar(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
-        self.of_splits: set[str] = set()
+        self.of_texts: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith("txl.data_utils.") and os.environ.get("RANK", "0") != "0":
+        is_of_text = record.name.startswith("txl.data_utils.")
+        if is_of_text and os.environ.get("RANK", "0") != "0":
             return  # all ranks read the same text
         line = in_one_line(f"note: {record.getMessage()}")
-        if record.name == "txl.data_utils.corpus":
-            if line in self.of_splits:
-                return  # a program may open a text several times
-            self.of_splits.add(line)
+        if is_of_text:
+            if line in self.of_texts:
+                return  # a program may open a text several times, and reads its files in passes
+            self.of_texts.add(line)
         tqdm.write(line, file=sys.stderr)
         _keep(line)
 
 
 def print_notices() -> None:
     """Print log messages of txl to stderr, a line each, above any progress bar; what is to be
-    known of a split once a program.
+    known of a text once a program.
     """
     logger = logging.getLogger("txl")
     for handler in logger.handlers:
         if isinstance(handler, _AboveTheBar):
-            handler.of_splits.clear()
+            handler.of_texts.clear()
     if not logger.handlers:
         logger.addHandler(_AboveTheBar())
 
