@@ -12,6 +12,7 @@ from typing import Any
 
 from txl.files import written_whole
 from txl.studies.figures import Figures
+from txl.studies.occurrences import Group
 
 RESULTS = Path(__file__).parents[1] / "studies" / "results"
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
@@ -44,6 +45,12 @@ PLACES = {
     "never": "nowhere",
 }
 """Where a token stood last, and how the picture calls it."""
+USES = {
+    "memory_use_aside.csv": "after 6 million tokens",
+    "memory_use_aside-20M.csv": "after 20 million",
+}
+"""Tables of occurrences, and how the picture calls them."""
+BAR = 0.38
 
 
 def reading_beyond(axes: Any) -> None:
@@ -110,23 +117,35 @@ def _with_intervals(axes: Any, figures: Figures, asked: Mapping[float, str], **l
 
 
 def memory_use(axes: Any) -> None:
-    """What a memory of 192 gains a token, by where the token stood last."""
-    figures = Figures(RESULTS / "memory_use_aside.csv")
-    groups = {group.place: group for group in figures.groups if group.frequency == "all"}
-    for x, place in enumerate(PLACES):
-        gains = [-difference for difference in groups[place].differences]
-        axes.bar(x, sum(gains) / len(gains), color="C0", alpha=0.6)
-        axes.plot([x] * len(gains), gains, "o", color="black", markersize=3)
+    """What a memory of 192 gains a token, by where the token stood last, after each training."""
+    groups: dict[str, Group] = {}
+    for at, (name, said) in enumerate(USES.items()):
+        groups = _by_place(name)
+        for x, place in enumerate(PLACES):
+            gains = [-difference for difference in groups[place].differences]
+            beside = x + (at - 0.5) * BAR
+            label = said if x == 0 else None
+            axes.bar(beside, sum(gains) / len(gains), BAR, color=f"C{at}", alpha=0.6, label=label)
+            axes.plot([beside] * len(gains), gains, "o", color="black", markersize=3)
     axes.axhline(0, color="grey", linewidth=0.8)
-    shares = [groups[place].tokens / groups["all"].tokens for place in PLACES]
-    labels = [
-        f"{name}\n{share:.0%} of tokens"
-        for name, share in zip(PLACES.values(), shares, strict=True)
-    ]
+    labels = []
+    for place, name in PLACES.items():  # the text, and so the shares, are the same
+        share = groups[place].tokens / groups["all"].tokens
+        labels.append(f"{name}\n{share:.0%} of tokens")
     axes.set_xticks(range(len(PLACES)), labels, fontsize=8)
     axes.set_xlabel("where the token stood last")
     axes.set_ylabel("nats a token gained")
     axes.set_title("Memory 192 beside none, borders aside", fontsize=10)
+    axes.legend(fontsize=8)
+
+
+def _by_place(name: str) -> dict[str, Group]:
+    """The groups of a table of occurrences, of words of any frequency, by where they stood last."""
+    groups = {}
+    for group in Figures(RESULTS / name).groups:
+        if group.frequency == "all":
+            groups[group.place] = group
+    return groups
 
 
 DRAWN: Mapping[str, Callable[[Any], None]] = {
