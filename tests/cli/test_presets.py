@@ -9,8 +9,8 @@ import torch
 from tests.cli.test_flags import CLASSES, read, refusal
 from tests.forks import ROOT
 from txl.cli.presets import PRESETS, Entry, words_of
-from txl.commands.settings import new_settings
-from txl.config import build
+from txl.commands.settings import Shape, new_settings
+from txl.config import UsageError, build
 from txl.runtime.distributed import Ranks
 
 ENTRIES = get_args(Entry)
@@ -41,6 +41,17 @@ def test_typed_flags_win_wherever_they_stand() -> None:
 def test_flags_of_a_preset_that_a_typed_one_replaces_are_left_out() -> None:
     assert read("train", "--preset", "tiny")["batch_size"] == 16
     assert "batch_size" not in read("train", "--preset", "tiny", "--local_batch_size", "3")
+
+
+def test_clusters_of_a_preset_give_way_to_a_softmax_without_any() -> None:
+    for preset in ("small", "base", "wt103-large"):
+        typed = read("train", "--preset", preset, "--no_adaptive")
+        shape = new_settings(typed, Ranks(0, 1, torch.device("cpu"))).shape
+        assert isinstance(shape, Shape)
+        assert shape.of_words(30_000, "text").cutoffs == ()
+    both = read("train", "--cutoffs", "100", "--no_adaptive")
+    with pytest.raises(UsageError, match="--no_adaptive and --cutoffs 100: drop one of them"):
+        new_settings(both, Ranks(0, 1, torch.device("cpu")))
 
 
 def test_a_preset_is_refused_by_a_program_that_it_has_no_flags_for() -> None:

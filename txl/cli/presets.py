@@ -5,9 +5,10 @@ The one table of them: run_wt103.sh, scripts/run_*.sh and `txl try` read it too.
 typed win over those of a preset.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from math import inf
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 Entry = Literal["train", "eval", "generate"]
 """What a preset has flags for; `txl estimate` takes those of a training."""
@@ -246,19 +247,24 @@ def size_for(n_char: int) -> TextSize:
 _GIVE_WAY = {
     "minutes": {"max_step", "max_step_scheduler", "eval_interval", "save_interval"},
     "local_batch_size": {"batch_size"},
+    "no_adaptive": {"cutoffs", "adaptive", "div_val"},
 }
 """Flags of a preset that mean nothing beside a typed one."""
 
 
-def words_of(name: str, entry: Entry, typed: Collection[str] = ()) -> list[str]:
+def words_of(name: str, entry: Entry, typed: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """The flags of a preset for a program, without those that a typed flag replaces.
 
     Args:
         name: in `PRESETS`.
-        typed: names of the flags that are typed.
+        typed: the flags that are typed, by their fields.
     """
     words = getattr(PRESETS[name], entry).split()
-    gone = set().union(*(_GIVE_WAY[flag] for flag in typed if flag in _GIVE_WAY))
+    gone: set[str] = set()
+    for field, value in typed.items():
+        if value is False:
+            field = f"no_{field}"
+        gone |= _GIVE_WAY.get(field, set())
     kept: list[str] = []
     keeps = True
     for word in words:

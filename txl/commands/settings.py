@@ -111,6 +111,8 @@ def shape_of(typed: Typed, context: Context) -> Shape:
     cutoffs = typed.get("cutoffs")
     mixed = cutoffs is not None and cutoffs != AUTO and AUTO[0] in cutoffs
     require(not mixed, f"--cutoffs {' '.join(map(str, cutoffs or ()))}: give ranks, or auto alone")
+    both = f"--no_adaptive and --cutoffs {' '.join(map(str, cutoffs or ()))}: drop one of them"
+    require(not cutoffs or typed.get("adaptive") is not False, both)
     asked = {}
     for name, value in typed.items():
         if name != "cutoffs":
