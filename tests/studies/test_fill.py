@@ -47,13 +47,17 @@ STUDY = {
         "metric": "perplexity",
         "baseline": "a",
         "variants": {"a": {"lr": 0.005}, "b, c": {}},
+        "search": {"of": "lr", "like": {"b, c": "a"}},
     },
     "runs": {
         "a": [a_run(1, 100.0), a_run(2, 103.0), a_run(3, 106.0)],
         "b, c": [a_run(1, 90.0), a_run(2, 92.0), a_run(2, 94.0, is_rerun=True)],
     },
     "comparisons": [a_comparison("b, c", "test"), a_comparison("b, c beside a", detectable=0.2)],
-    "search": {"a": {"lr": 0.01, "tried": {"0.005": 4.5, "0.02": None, "0.01": 4.25}}},
+    "search": {
+        "a": {"lr": 0.01, "tried": {"0.005": 4.5, "0.02": None, "0.01": 4.25}},
+        "b, c": {"lr": 0.01, "like": "a"},
+    },
 }
 PLAIN = {
     "rows": [{"kind": "x", "ms": 1234.567, "n": 2000}, {"kind": "y", "ms": 2.0, "n": None}],
@@ -74,6 +78,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("plain.json").write_text(json.dumps(PLAIN))
     Path("groups.csv").write_text(GROUPS)
     Path("empty.json").write_text('{"search": {}}')
+    Path("list.json").write_text('{"search": [{"lr": 0.01}]}')
     return tmp_path
 
 
@@ -131,6 +136,7 @@ TABLES = {
         [
             ["row", "lr: valid nats per token"],
             ["a", "0.005: 4.500; **0.01: 4.250**; 0.02: diverged"],
+            ["b, c", "**0.01**, taken from a"],
         ],
     ),
     "distances": (
@@ -336,6 +342,7 @@ def asks(line: str, file: str = "study.json") -> str:
 
 REFUSED = {
     "<!-- table: search empty.json -->\n<!-- end -->": "empty.json: holds no search",
+    "<!-- table: search list.json -->\n<!-- end -->": "list.json: 'study': not in the file",
     asks('group("all", "rare", "share")', "groups.csv"): "all, rare: no such group",
     asks('group("all", "all", "p")', "groups.csv"): "p: there are difference",
     asks('group("all", "all", "share")', "plain.json"): "plain.json: not what",

@@ -26,6 +26,8 @@ from txl.runtime.lock import Lock
 from txl.studies import page, report, runner
 from txl.studies.__main__ import main
 from txl.studies.checks import expected_columns, require_texts
+from txl.studies.figures import Figures
+from txl.studies.page_tables import table_of
 from txl.studies.plan import Study, Task, read_study
 from txl.studies.results import RunFigures, best_row, tokens_until
 from txl.studies.runner import TaskError, _program, keeps_losses, next_value, run_study
@@ -546,7 +548,12 @@ def test_a_row_may_take_the_value_found_for_another(programs: Programs) -> None:
     tried = [call for call in programs.called if ", lr" in call]
     assert tried == [f"train small, lr {lr} 101" for lr in (0.01, 0.005, 0.02, 0.04)]
     assert (programs.rates["small 1"], programs.rates["large 1"]) == (0.02, 0.02)
-    assert "| large | 0.02 | 0.005: " in Path("out/table.md").read_text()
+    assert "| small | 0.02 | 0.005: " in Path("out/table.md").read_text()
+    assert "| large | 0.02 | taken from small |" in Path("out/table.md").read_text()
+    content = json.loads(Path("out/study.json").read_text())
+    assert content["search"]["large"] == {"lr": 0.02, "like": "small"}
+    table = table_of("search", Figures(Path("out/study.json")), "")
+    assert table.rows[1] == ["large", "**0.02**, taken from small"]
 
 
 def test_the_next_value_of_a_search() -> None:

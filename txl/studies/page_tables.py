@@ -266,12 +266,15 @@ def search(figures: Figures, asked: Asked) -> Table:
     """The values that were tried for a row, with validation losses in nats per token."""
     found = figures.value("search")
     require(bool(found), f"{figures.path}: holds no search")
+    name = figures.value("study", "search", "of")
+    like = figures.value("study", "search").get("like", {})
     cells = []
-    name = ""
     for row, shown in shown_as(asked.rows, list(found)).items():
+        best = f"{figures.value('search', row, name):g}"
+        if row in like:  # it has no trials of its own
+            cells.append([shown, f"**{best}**, taken from {like[row]}"])
+            continue
         tried = figures.value("search", row, "tried")
-        (name,) = (key for key in found[row] if key != "tried")
-        best = f"{found[row][name]:g}"
         parts = []
         for value in sorted(tried, key=float):
             nats = (

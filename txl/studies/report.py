@@ -18,7 +18,7 @@ from txl.runtime.log import perplexity
 from txl.runtime.records import json_text, read_json
 from txl.studies import tables
 from txl.studies.contrasts import Noted, digest_of
-from txl.studies.plan import METRICS, Study
+from txl.studies.plan import METRICS, Search, Study
 from txl.studies.results import (
     Rerun,
     Row,
@@ -49,8 +49,8 @@ class Findings:
     Attributes:
         comparisons: its contrasts, or its rows with the baseline, see `compared`.
         noted: its contrasts, as they were noted.
-        searches: of each variant, the losses of the values that a search has tried; infinite: it
-            diverged.
+        searches: of each variant, the losses of the values by which its own is found, see
+            `searches_of`.
         failed: the errors of trainings by their names.
     """
 
@@ -207,9 +207,9 @@ def as_json(study: Study, findings: Findings) -> dict[str, object]:
         },
         "reruns": [one._asdict() for one in reruns_of(findings.rows)],
         "search": {
-            name: _search_as_json(study, losses)
+            name: _search_as_json(study.search, name, losses)
             for name, losses in findings.searches.items()
-            if losses
+            if study.search is not None and losses
         },
         "comparisons": [
             dataclasses.asdict(c) | {"verdict": c.verdict} for c in findings.comparisons
@@ -218,12 +218,11 @@ def as_json(study: Study, findings: Findings) -> dict[str, object]:
     }
 
 
-def _search_as_json(study: Study, losses: Mapping[float, float]) -> dict[str, object]:
-    assert study.search is not None
-    return {
-        study.search.of: best_value(losses),
-        "tried": {f"{value:g}": loss for value, loss in losses.items()},
-    }
+def _search_as_json(search: Search, name: str, losses: Mapping[float, float]) -> dict[str, object]:
+    best = best_value(losses)
+    if name in search.like:
+        return {search.of: best, "like": search.like[name]}
+    return {search.of: best, "tried": {f"{value:g}": loss for value, loss in losses.items()}}
 
 
 FORMATS = ("png", "pdf", "svg")

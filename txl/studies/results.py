@@ -394,7 +394,7 @@ def _losses(study: Study, rows: Sequence[Row], source: str) -> Losses:
 
 def searches_of(study: Study, runs: Path) -> dict[str, dict[float, float]]:
     """Of each variant, the validation losses of the values that a search has tried so far;
-    infinite: it diverged.
+    infinite: it diverged. Of a variant that takes the value of another they are those of that.
     """
     first = {}
     for task in reversed(tasks(study, runs)):

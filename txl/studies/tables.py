@@ -154,14 +154,25 @@ def comparisons_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
 
 
 def search_table(search: Search, searches: Mapping[str, Mapping[float, float]]) -> Table:
-    """Of each variant the values that were tried with their validation losses, and the best."""
+    """Of each variant the values that were tried with their validation losses, and the best; of one
+    that takes the value of another, which has no trials of its own, the name of that.
+    """
     cells = []
     for name, losses in searches.items():
+        if name in search.like:
+            cells.append([name, _best(losses), f"taken from {search.like[name]}"])
+            continue
         tried = []
         for value in sorted(losses):
             tried.append(f"{value:g}: {losses[value]:.4f}")
-        cells.append([name, f"{best_value(losses):g}" if losses else "", "; ".join(tried)])
+        cells.append([name, _best(losses), "; ".join(tried)])
     return Table(["run", f"best {search.of}", "valid nats per token"], cells)
+
+
+def _best(losses: Mapping[float, float]) -> str:
+    if losses:
+        return f"{best_value(losses):g}"
+    return ""
 
 
 COSTS = (
