@@ -246,6 +246,8 @@ def test_losses_of_a_range_are_those_of_its_tokens(here: Path) -> None:
     for first, last in ((1, 3), (0, 2), (10, None)):
         with pytest.raises(UsageError, match=r"they begin at 0; 2; 4$"):
             study.at("a", "test", first, last)
+        with pytest.raises(UsageError, match=r"they begin at 0; 2; 4$"):
+            study.tokens_at("a", "test", first, last)
 
 
 PAGE = """# A page, 1.5 without a source
@@ -346,6 +348,7 @@ REFUSED = {
     asks('group("all", "rare", "share")', "groups.csv"): "all, rare: no such group",
     asks('group("all", "all", "p")', "groups.csv"): "p: there are difference",
     asks('group("all", "all", "share")', "plain.json"): "plain.json: not what",
+    asks('tokens_at("a", "test", 0, 4)'): "'test': no figures from 0 to 4",
     "<!-- table: metric none.json -->\n<!-- end -->": "none.json: No such file",
     "<!-- table: sums study.json -->\n<!-- end -->": "sums: no such kind of table; there are metric",
     "<!-- table: metric -->\n<!-- end -->": "write <!-- table: KIND FILE",
@@ -356,6 +359,9 @@ REFUSED = {
     "<!-- table: metric study.json\nrows = 3\n-->\n<!-- end -->": "rows = 3: of another type",
     "<!-- table: metric study.json\nrows\n-->\n<!-- end -->": "not TOML",
     "<!-- table: metric study.json -->\n\n<!-- table: metric study.json -->\n<!-- end -->": "no <!-- end -->",
+    '<!-- table: metric study.json\ncolumns = ["chosen, best"]\n-->\n<!-- end -->': "'a': no length was chosen",
+    '<!-- table: beside study.json\ncontrast = "{row} besid a"\n-->\n<!-- end -->': "'{row} besid a': there is none",
+    '<!-- table: distances study.json\nof = "test"\nedges = [4]\nagainst = {d = "a"}\n-->\n<!-- end -->': "'d': no row",
     '<!-- table: contrasts study.json\nrows = ["d"]\n-->\n<!-- end -->': "'d': no such comparison",
     '<!-- table: distances study.json\nof = "test"\nedges = [3]\n-->\n<!-- end -->': "they begin at 0; 2; 4",
     '<!-- table: plain plain.json\ncolumns = ["b"]\n-->\n<!-- end -->': "'b': not in 0 of 'rows'",

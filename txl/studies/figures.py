@@ -188,13 +188,7 @@ class Figures:
         """
         means = []
         for run in self.runs(row):
-            bins = _between(run["distances"].get(column, ()), first, last)
-            edges = "; ".join(str(one["from"]) for one in run["distances"].get(column, ()))
-            require(
-                bool(bins),
-                f"{self.path}: {row!r}, {column!r}: no figures from {first} to {last}; they begin"
-                f" at {edges or 'no distance'}",
-            )
+            bins = self._bins(run, row, column, first, last)
             n_token = sum(one["tokens"] for one in bins)
             nats = sum(one["tokens"] * one["nats_per_token"] for one in bins)
             means.append(nats / n_token)
@@ -202,8 +196,31 @@ class Figures:
 
     def tokens_at(self, row: str, column: str, first: int, last: int | None = None) -> int:
         """How many tokens `at` is of."""
-        bins = self.runs(row)[0]["distances"].get(column, ())
-        return sum(one["tokens"] for one in _between(bins, first, last))
+        bins = self._bins(self.runs(row)[0], row, column, first, last)
+        return sum(one["tokens"] for one in bins)
+
+    def _bins(
+        self, run: Mapping[str, Any], row: str, column: str, first: int, last: int | None
+    ) -> list[Mapping[str, Any]]:
+        """The losses by distance of a training that make up a range."""
+        known = run["distances"].get(column, ())
+        bins = _between(known, first, last)
+        edges = "; ".join(str(one["from"]) for one in known)
+        require(
+            bool(bins),
+            f"{self.path}: {row!r}, {column!r}: no figures from {first} to {last}; they begin"
+            f" at {edges or 'no distance'}",
+        )
+        return bins
+
+    def chosen(self, row: str, column: str) -> list[int]:
+        """The memory lengths that were best on valid, of every training of a row."""
+        found = []
+        for run in self.runs(row):
+            if column in run.get("chosen", {}):
+                found.append(run["chosen"][column])
+        require(bool(found), f"{self.path}: {row!r}: no length was chosen for {column!r}")
+        return found
 
     @property
     def groups(self) -> list[Group]:

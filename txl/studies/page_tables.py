@@ -137,6 +137,12 @@ def beside(figures: Figures, asked: Asked) -> Table:
 
 def _by_row(figures: Figures, asked: Asked, usual: Sequence[str]) -> Table:
     rows = shown_as(asked.rows, figures.rows)
+    if asked.contrast:
+        names = [asked.contrast.replace("{row}", row) for row in rows]
+        require(
+            any((name, "") in figures.comparisons for name in names),
+            f"{figures.path}: contrast = {asked.contrast!r}: there is none of any row",
+        )
     columns = shown_as(asked.columns, usual)
     cells = []
     for row, shown in rows.items():
@@ -182,10 +188,7 @@ def _cell(figures: Figures, asked: Asked, row: str, column: str) -> str:
 
 def _chosen(figures: Figures, row: str, column: str) -> str:
     """The lengths that were best on valid, by seed, or one if they are alike."""
-    found = []
-    for run in figures.runs(row):
-        if column in run.get("chosen", {}):
-            found.append(f"{run['chosen'][column]:,}")
+    found = [f"{length:,}" for length in figures.chosen(row, column)]
     if len(set(found)) == 1:
         return found[0]
     return "; ".join(found)
@@ -297,7 +300,10 @@ def distances(figures: Figures, asked: Asked) -> Table:
     header.append("beyond")
     lasts = [*(edge - 1 for edge in asked.edges), None]
     cells = []
-    for row, shown in shown_as(asked.rows, figures.rows).items():
+    rows = shown_as(asked.rows, figures.rows)
+    for row in () if isinstance(asked.against, str) else asked.against:
+        require(row in rows, f"against: {row!r}: no row of the table; there are {'; '.join(rows)}")
+    for row, shown in rows.items():
         other = asked.against if isinstance(asked.against, str) else asked.against.get(row, "")
         parts = []
         for first, last in zip(starts, lasts, strict=True):
