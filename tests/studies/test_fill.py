@@ -216,6 +216,20 @@ def test_a_row_has_its_loss_and_where_it_is_from(here: Path) -> None:
     assert table.rows == [["a", "1.020 ± 0.028", "3f; 4e", "x"]]
 
 
+def test_what_an_older_file_does_not_note_is_named(here: Path) -> None:
+    older = a_run(1, 100.0)
+    del older["distances"]
+    runs = {"a": [older], "b, c": [a_run(1, 90.0, source="text 12ab", processor=None)]}
+    Path("study.json").write_text(json.dumps(STUDY | {"runs": runs}))
+    study = Figures(Path("study.json"))
+    for row in runs:
+        for kind in ("code", "processor"):
+            with pytest.raises(UsageError, match=f"'{row}': its {kind} was not noted$"):
+                table_of("metric", study, f'rows = ["{row}"]\ncolumns = ["{kind}"]')
+    with pytest.raises(UsageError, match=r"they begin at no distance$"):
+        study.at("a", "test", 0)
+
+
 def test_lengths_that_were_chosen_stand_once_if_they_are_alike(here: Path) -> None:
     runs = {
         "a": [a_run(1, 1.0, chosen={"best": 64}), a_run(2, 1.0, chosen={"best": 64})],

@@ -98,9 +98,11 @@ class Figures:
         found = {}
         for run in self.runs(row):
             if kind == "processor":
-                found[run["processor"]] = None
+                known = run.get("processor")
             else:
-                found[run["source"].rpartition(f"{kind} ")[2]] = None
+                known = run.get("source", "").partition(f"{kind} ")[2]
+            require(bool(known), f"{self.path}: {row!r}: its {kind} was not noted")
+            found[known] = None
         return list(found)
 
     def mean(self, row: str, column: str) -> float:
@@ -203,7 +205,7 @@ class Figures:
         self, run: Mapping[str, Any], row: str, column: str, first: int, last: int | None
     ) -> list[Mapping[str, Any]]:
         """The losses by distance of a training that make up a range."""
-        known = run["distances"].get(column, ())
+        known = run.get("distances", {}).get(column, ())  # older files have none
         bins = _between(known, first, last)
         edges = "; ".join(str(one["from"]) for one in known)
         require(
