@@ -216,6 +216,17 @@ def test_contrasts_are_compared_in_place_of_the_baseline() -> None:
         } == {(0, None, "no figures")}
 
 
+def test_contrasts_of_one_name_are_told_apart() -> None:
+    """One that was changed twice on a day: pages ask for a contrast by its name."""
+    rows = [row("base", {1: 5.0, 2: 5.1}, ("a", "b")), row("other", {1: 4.0, 2: 4.2}, ("a", "b"))]
+    noted = []
+    for of, is_asked in (("a", True), ("b", False), ("a", False)):
+        one = as_noted("gain", Contrast((("other", of),), (("base", "a"),)))
+        noted.append(replace(one, is_asked=is_asked))
+    names = ["gain", "gain, noted 2026-01-01", "gain, noted 2026-01-01, before"]
+    assert [one.run for one in compared(STUDY, rows, noted)] == names
+
+
 def test_a_reading_beside_two_others_is_compared_in_the_model_of_all_arms() -> None:
     """Twice one arm less two others, whichever side is first: as its weights in one model of losses, whose
     spread is that of one loss, without what all arms of a seed have in common."""

@@ -278,11 +278,11 @@ def _contrasts(study: Study, rows: Sequence[Row], noted: Sequence[Noted]) -> lis
     found = []
     for source in sources:
         losses = _losses(study, rows, source)
-        for one in noted:
+        for name, one in zip(_names(noted), noted, strict=True):
             if len(sources) > 1:
-                label = f"{one.name} ({source})"
+                label = f"{name} ({source})"
             else:
-                label = one.name
+                label = name
             result = _contrasted(label, "", losses, one.contrast)
             if one.metric != study.metric:
                 result = Comparison(label, "", 0)
@@ -292,6 +292,21 @@ def _contrasts(study: Study, rows: Sequence[Row], noted: Sequence[Noted]) -> lis
                 note = "no longer in the study file"
             found.append(replace(result, is_fixed=one.is_fixed, note=note))
     return found
+
+
+def _names(noted: Sequence[Noted]) -> list[str]:
+    """Of contrasts, each once: one that was changed stands beside what it was, with the day on
+    which that was noted.
+    """
+    names: list[str] = []
+    for one in noted:
+        name = one.name
+        if name in names:
+            name = f"{name}, noted {one.day}"
+        while name in names:
+            name = f"{name}, before"
+        names.append(name)
+    return names
 
 
 def _against_baseline(study: Study, rows: Sequence[Row]) -> list[Comparison]:
