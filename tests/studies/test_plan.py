@@ -119,6 +119,11 @@ BAD = {
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = []": "contrasts.x: give of =",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['b', 'valid']]": "'b': no such run; there are a",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['a', 'valido']]": "'valido': no such column",
+    "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['a', 'valid']]": "x: both sides are of the same",
+    "[runs.a]\n[runs.b]\n[runs.c]\n[contrasts.x]\n"
+    "of = [['a', 'valid'], ['b', 'valid']]\nagainst = [['a', 'valid, y'], ['c', 'valid']]": (
+        "contrasts.x: a: as often on both sides, b, c: not"
+    ),
     "[runs.a]\nseeds = []": "runs: a: seeds: give whole numbers",
     "[runs.a]\n[search]\nfactor = 1": "search.factor 1: must be above 1",
     "[runs.a]\n[search]\nto = 'lr'": "search.to: no such part; there are of, factor, seed, share, train, like",

@@ -3,6 +3,7 @@
 import itertools
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -398,7 +399,34 @@ def _contrast(
         is_there = evaluation_of(column, evaluations, best) is not None
         known = ", ".join([*evaluations, *best])
         require(is_there, f"{place}: {column!r}: no such column; it begins with one of {known}")
+    _require_one_kind(place, of, against)
     return Contrast(pairs(of), pairs(against))
+
+
+def _require_one_kind(
+    place: str, of: Sequence[Sequence[str]], against: Sequence[Sequence[str]]
+) -> None:
+    """Raise `UsageError` if nothing is compared, or differences of readings of one training
+    together with single readings, which differ much more from seed to seed: no spread is that of
+    both.
+    """
+    times: dict[str, Counter[str]] = {}
+    for sign, side in ((1, of), (-1, against)):
+        for run, column in side:
+            times.setdefault(run, Counter())[column] += sign
+    within = []
+    single = []
+    for run, counts in times.items():
+        if counts.total():
+            single.append(run)
+        elif any(counts.values()):
+            within.append(run)
+    require(bool(within or single), f"{place}: both sides are of the same readings")
+    require(
+        not (within and single),
+        f"{place}: {', '.join(within)}: as often on both sides, {', '.join(single)}: not: their"
+        " spreads are not alike; ask two contrasts",
+    )
 
 
 def pairs(readings: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
