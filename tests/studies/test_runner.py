@@ -362,6 +362,17 @@ def test_a_contrast_that_never_comes_is_refused_before_the_first_training(
     assert study(STUDY + CONTRAST) == 0
 
 
+def test_columns_of_one_name_are_refused_before_the_first_training(programs: Programs) -> None:
+    """Of the two only the last would be reported."""
+    for other in (
+        '[evaluations."test, mem_len 8"]\nsplit = "test"\nmem_len = [4]\n',
+        '[evaluations.all]\n[best]\n"test, mem_len 8" = "all"\n',
+    ):
+        with pytest.raises(UsageError, match=r"'test, mem_len 8': is a column of two evaluations"):
+            study(STUDY + other)
+    assert programs.called == []
+
+
 def test_the_best_memory_is_chosen_on_valid_and_read_on_test() -> None:
     def row(split: str, mem_len: int, nats: float) -> dict[str, Any]:
         return {

@@ -51,7 +51,16 @@ def _require_text_of(own: Flags, of_run: Flags, texts: Texts | None, place: str)
 
 
 def require_columns(study: Study) -> None:
-    """Raise `UsageError` if a contrast names a column that no evaluation gives."""
+    """Raise `UsageError` if a contrast names a column that no evaluation gives, or two evaluations
+    give one of the same name, of which only one would be reported.
+    """
+    for run in study.variants:
+        columns = columns_of_run(study, run)
+        for column in columns:
+            require(
+                columns.count(column) == 1,
+                f"{study.name}: {column!r}: is a column of two evaluations of {run!r}; rename one",
+            )
     for name, contrast in study.contrasts.items():
         for run, column in (*contrast.of, *contrast.against):
             columns = columns_of_run(study, run)
