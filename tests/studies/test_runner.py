@@ -317,6 +317,11 @@ def test_a_figure_that_there_is_not_is_an_empty_cell(
         line for line in rows_of_csv("table") if line[0] == "large" and line[2] == "test, mem_len 0"
     )
     assert [cell != "" for cell in large[3:]] == [True, True, True, False, True]
+    shown = f"{float(large[3]):.2f} ± {float(large[4]):.2f} (2 of 3)"
+    assert f"| large | 3 | {shown} |" in Path("out/table.md").read_text()
+    digits = "digits = {'test, mem_len 0' = 2}"
+    table = table_of("metric", Figures(Path("out/study.json")), digits)
+    assert table.rows[1][:3] == ["large", "3", shown]
     Path("out/study.json").unlink()
     assert study(f"metric = 'bits_per_byte'\n{STUDY}") == 0
     assert "| small | 3 |  |" in Path("out/table.md").read_text()

@@ -14,7 +14,7 @@ from txl.studies.figures import PEAK, Figures
 from txl.studies.occurrences import table_of as table_of_groups
 from txl.studies.page_numbers import evaluated, sources_in
 from txl.studies.statistics import mean_and_spread
-from txl.studies.tables import COSTS, Table
+from txl.studies.tables import COSTS, Table, of_all
 
 Names = list[str] | dict[str, str]
 """What a table shows, or what it shows by how it calls it."""
@@ -171,7 +171,9 @@ def _without_empty(table: Table, is_chosen: bool) -> Table:
 
 def _cell(figures: Figures, asked: Asked, row: str, column: str) -> str:
     if column in figures.columns([row]):
-        return plus_minus(figures.each(row, column), asked.digits_of(column, 1))
+        known = figures.each(row, column)
+        shown = plus_minus(known, asked.digits_of(column, 1))
+        return shown + of_all(len(known), len(figures.runs(row)))
     if column == "seeds":
         n_again = figures.reruns(row)
         return f"{figures.seeds(row)}" + f" + {n_again} again" * bool(n_again)

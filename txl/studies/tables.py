@@ -101,9 +101,7 @@ def _tokens_until(runs: Sequence[RunFigures], goal: float | None) -> str:
         if goal is None:
             return ""
         return "not reached"
-    return _mean(reached) + (
-        f" ({len(reached)} of {len(runs)})" if len(reached) < len(runs) else ""
-    )
+    return _mean(reached) + of_all(len(reached), len(runs))
 
 
 def _plus_minus(runs: Sequence[RunFigures], column: str) -> str:
@@ -114,9 +112,15 @@ def _plus_minus(runs: Sequence[RunFigures], column: str) -> str:
     if not values:
         return ""
     mean, spread = mean_and_spread(values)
-    if spread is None:
-        return f"{mean:.2f}"
-    return f"{mean:.2f} ± {spread:.2f}"
+    shown = f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
+    return shown + of_all(len(values), len(runs))
+
+
+def of_all(n_known: int, n_run: int) -> str:
+    """What follows a mean that is not of all trainings of a row."""
+    if n_known < n_run:
+        return f" ({n_known} of {n_run})"
+    return ""
 
 
 def _mean(values: Sequence[float | None], how: str = ",.0f") -> str:
