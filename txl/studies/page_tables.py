@@ -275,9 +275,10 @@ def search(figures: Figures, asked: Asked) -> Table:
     like = figures.value("study", "search").get("like", {})
     cells = []
     for row, shown in shown_as(asked.rows, list(found)).items():
-        best = f"{figures.value('search', row, name):g}"
+        best = figures.value("search", row, name)  # None: every training diverged
         if row in like:  # it has no trials of its own
-            cells.append([shown, f"**{best}**, taken from {like[row]}"])
+            taken = "none" if best is None else f"**{best:g}**"
+            cells.append([shown, f"{taken}, taken from {like[row]}"])
             continue
         tried = figures.value("search", row, "tried")
         parts = []
@@ -287,7 +288,7 @@ def search(figures: Figures, asked: Asked) -> Table:
                 if tried[value] is None
                 else f"{tried[value]:.{asked.digits_of('tried', 3)}f}"
             )
-            parts.append(f"**{value}: {nats}**" if value == best else f"{value}: {nats}")
+            parts.append(f"**{value}: {nats}**" if float(value) == best else f"{value}: {nats}")
         cells.append([shown, "; ".join(parts)])
     return Table([asked.title, f"{name}: valid nats per token"], cells)
 

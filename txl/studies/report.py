@@ -30,7 +30,7 @@ from txl.studies.results import (
     searches_of,
     validated_alike,
 )
-from txl.studies.runner import best_value
+from txl.studies.runner import best_finite
 from txl.studies.statistics import POWER, Comparison, mean_and_spread
 from txl.training.metrics import provenance
 
@@ -219,7 +219,7 @@ def as_json(study: Study, findings: Findings) -> dict[str, object]:
 
 
 def _search_as_json(search: Search, name: str, losses: Mapping[float, float]) -> dict[str, object]:
-    best = best_value(losses)
+    best = best_finite(losses)
     if name in search.like:
         return {search.of: best, "like": search.like[name]}
     return {search.of: best, "tried": {f"{value:g}": loss for value, loss in losses.items()}}

@@ -430,6 +430,13 @@ def best_value(losses: Mapping[float, float]) -> float:
     return min(sorted(losses), key=lambda value: losses[value])
 
 
+def best_finite(losses: Mapping[float, float]) -> float | None:
+    """The same; None if nothing was tried, or every training diverged."""
+    if not any(map(math.isfinite, losses.values())):
+        return None
+    return best_value(losses)
+
+
 def _rounded(value: float) -> float:
     """To six digits, as it is written on a command line and in a table."""
     return float(f"{value:.6g}")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from txl.studies.results import (
     tokens_until,
     validated_alike,
 )
-from txl.studies.runner import best_value
+from txl.studies.runner import best_finite
 from txl.studies.statistics import Comparison, mean_and_spread
 
 
@@ -168,15 +169,17 @@ def search_table(search: Search, searches: Mapping[str, Mapping[float, float]]) 
             continue
         tried = []
         for value in sorted(losses):
-            tried.append(f"{value:g}: {losses[value]:.4f}")
+            nats = f"{losses[value]:.4f}" if math.isfinite(losses[value]) else "diverged"
+            tried.append(f"{value:g}: {nats}")
         cells.append([name, _best(losses), "; ".join(tried)])
     return Table(["run", f"best {search.of}", "valid nats per token"], cells)
 
 
 def _best(losses: Mapping[float, float]) -> str:
-    if losses:
-        return f"{best_value(losses):g}"
-    return ""
+    best = best_finite(losses)
+    if best is None:
+        return ""
+    return f"{best:g}"
 
 
 COSTS = (
