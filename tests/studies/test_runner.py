@@ -78,8 +78,9 @@ class Programs:
         """Tokens that a validation scores, by variant."""
         self.dataset: dict[str, str] = {}
         """What a token is, by variant."""
-        self.fail = self.without = self.diverges = ""
-        """A call that fails; a variant and seed whose perplexity is beyond all numbers; a training that diverges."""
+        self.fail = self.without = self.diverges = self.overflows = ""
+        """A call that fails; a variant and seed whose perplexity is beyond all numbers; a training that diverges; one
+        whose last validation is not finite."""
         self.kept: list[str] = []
         """Files of the losses of tokens."""
         self.best_rate: dict[str, float] = {}
@@ -125,6 +126,8 @@ class Programs:
                 lines.append(
                     {"kind": "valid", "step": step, "tokens": step * 10, "valid/nll_nats": loss}
                 )
+                if task.variant == self.overflows and step == 4:
+                    lines[-1]["valid/nll_nats"] = None
                 if task.variant in self.scored:
                     lines[-1]["scored_tokens"] = self.scored[task.variant]
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -541,6 +544,19 @@ def test_a_rate_is_searched_for_every_row_alike(programs: Programs) -> None:
     assert content["search"]["large"] == {"lr": 0.04, "tried": losses}
     assert "| large | 0.04 | 0.005: 7.0794; " in Path("out/table.md").read_text()
     assert "; 0.08: diverged |" in Path("out/table.md").read_text()
+
+
+def test_the_last_validation_of_a_search_counts_though_it_is_not_finite(
+    programs: Programs,
+) -> None:
+    """One before it may be the best of all."""
+    text = STUDY.replace("max_step = 4", "max_step = 4\nlr = 0.01") + SEARCH
+    programs.best_rate = {"small": 0.02, "large": 0.01}
+    programs.overflows = "small, lr 0.02"
+    assert study(text, "--seeds", "1") == 0
+    assert "| small | 0.01 | 0.005: 6.3863; 0.01: 5.6931; 0.02: diverged |" in (
+        Path("out/table.md").read_text()
+    )
 
 
 def test_a_search_without_a_training_that_stays_finite_has_no_best(programs: Programs) -> None:

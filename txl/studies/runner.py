@@ -34,7 +34,7 @@ from txl.runtime.records import read_json, read_json_lines
 from txl.runtime.signals import StopNow, StopRequest
 from txl.studies.plan import Flags, Search, Study, Task, slug, tasks, words
 from txl.training.config import TrainConfig
-from txl.training.metrics import RECORDS, curve_of
+from txl.training.metrics import RECORDS
 
 DONE = "done.json"
 BEGUN = "begun.json"
@@ -306,13 +306,14 @@ def _try(short: Task, n_thread: int, programs: Programs) -> float:
         return loss
 
 
-def _last_loss(path: Path) -> float:
-    curve = curve_of(read_json_lines(path))
-    if not curve:
+def _last_loss(path: Path) -> float | None:
+    """None: it is not finite, which JSON lacks, whatever validations before it were."""
+    valid = [record for record in read_json_lines(path) if record["kind"] == "valid"]
+    if not valid:
         raise TaskError(
             f"{path}: no validation; let eval_interval of [search.train] be at most its max_step"
         )
-    return curve[-1][1]
+    return valid[-1]["valid/nll_nats"]
 
 
 def row_of_search(study: Study, task: Task) -> Task:
