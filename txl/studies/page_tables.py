@@ -58,6 +58,10 @@ class Asked:
             return usual
         return self.digits
 
+    def contrast_of(self, row: str) -> str:
+        """The name of a row's contrast."""
+        return self.contrast.replace("{row}", row)
+
 
 def table_of(kind: str, figures: Figures, settings: str) -> Table:
     """The table that a marker asks for.
@@ -138,9 +142,8 @@ def beside(figures: Figures, asked: Asked) -> Table:
 def _by_row(figures: Figures, asked: Asked, usual: Sequence[str]) -> Table:
     rows = shown_as(asked.rows, figures.rows)
     if asked.contrast:
-        names = [asked.contrast.replace("{row}", row) for row in rows]
         require(
-            any((name, "") in figures.comparisons for name in names),
+            any((asked.contrast_of(row), "") in figures.comparisons for row in rows),
             f"{figures.path}: contrast = {asked.contrast!r}: there is none of any row",
         )
     columns = shown_as(asked.columns, usual)
@@ -199,7 +202,7 @@ def _chosen(figures: Figures, row: str, column: str) -> str:
 def _comparison(figures: Figures, asked: Asked, row: str) -> Mapping[str, Any]:
     """Of a row with the baseline, or the contrast of its name; empty: there is none."""
     if asked.contrast:
-        return figures.comparisons.get((asked.contrast.replace("{row}", row), ""), {})
+        return figures.comparisons.get((asked.contrast_of(row), ""), {})
     if row == figures.value("study", "baseline"):
         return {}
     return figures.comparison(row, asked.of)
