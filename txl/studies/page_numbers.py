@@ -67,7 +67,8 @@ def like(text: str, value: float) -> str:
     """A value as a number of the page is written: as many digits, a plus if it has a sign."""
     _, _, fraction = text.partition(".")
     sign = "+" if text[0] == "+" else ""
-    comma = "," if "," in text or abs(value) >= 10_000 else ""
+    is_long = abs(round(value, len(fraction))) >= 10_000
+    comma = "," if "," in text or is_long else ""
     return f"{value:{sign}{comma}.{len(fraction)}f}"
 
 
