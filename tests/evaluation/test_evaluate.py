@@ -24,10 +24,10 @@ def adaptive() -> TransformerXL:
     return build("pre_lnorm_adaptive", n_layer=2)
 
 
-def score(model: TransformerXL, context: Context, batch_size: int) -> Score:
+def score(model: TransformerXL, context: Context, batch_size: int, ids: np.ndarray = IDS) -> Score:
     lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
     n_warmup = warmup_segments(model.config.n_layer, context)
-    return evaluate(model, scoring_stream(IDS, **lengths, n_warmup=n_warmup), context)
+    return evaluate(model, scoring_stream(ids, **lengths, n_warmup=n_warmup), context)
 
 
 def by_loop(model: TransformerXL, ids: np.ndarray, context: Context) -> list[float]:
@@ -185,10 +185,29 @@ def test_no_length_beyond_the_text_makes_a_difference() -> None:
     model = build("plain", n_layer=2)
     far = Context(tgt_len=10**9, mem_len=10**9, ext_len=10**9, clamp_len=10**9, same_length=True)
     whole = score(model, Context(tgt_len=200, mem_len=900), 1)
-    assert score(model, within(far, len(IDS)), 4).nats == pytest.approx(whole.nats, rel=1e-12)
+    limited = within(model.config, far, len(IDS))
+    assert score(model, limited, 4).nats == pytest.approx(whole.nats, rel=1e-12)
     near = Context(tgt_len=4, mem_len=6, lookup_len=9, ext_len=2, clamp_len=3)
-    assert within(near, len(IDS)) == near
-    assert within(Context(), 2).clamp_len == -1
+    assert within(model.config, near, len(IDS)) == near
+
+
+@pytest.mark.parametrize("name", ["learned_absolute", "learned_per_layer"])
+def test_a_short_text_has_the_places_of_a_whole_segment(name: str) -> None:
+    """Where a segment is longer than the table, its first tokens share a row, whatever follows."""
+    model = build(name, n_layer=2, n_position=6)
+    context = Context(tgt_len=9, mem_len=4, ext_len=2)
+    expected = by_loop(model, IDS[:5], context)
+    found = score(model, within(model.config, context, 5), 1, IDS[:5])
+    assert found.nats == pytest.approx(sum(expected), rel=1e-9)
+
+
+def test_distances_to_the_vectors_of_a_memory_are_clamped_as_in_any_text() -> None:
+    """Between those that a segment begins and ends with there are more than a short text has."""
+    model = build("recurrent_tokens", n_layer=2)
+    context = Context(tgt_len=2, mem_len=0, clamp_len=5)
+    expected = by_loop(model, IDS[:4], context)
+    found = score(model, within(model.config, context, 4), 1, IDS[:4])
+    assert found.nats == pytest.approx(sum(expected), rel=1e-9)
 
 
 def test_a_text_may_be_shorter_than_the_segment_and_the_memory() -> None:

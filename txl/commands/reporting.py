@@ -364,7 +364,7 @@ class _Measured:
         starts = None
         if self.config.reset == "document":
             starts = self.starts
-        context = within(self.context, len(self.split.ids))
+        context = within(self.model.config, self.context, len(self.split.ids))
         how = {"first": first, "n_token": n_token, "starts": starts}
         found = attention_by_token(self.model, self.split.ids, context, **how)
         return Looked(

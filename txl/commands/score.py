@@ -153,14 +153,15 @@ def readings_of(
         n_token: of the longest text, with what is read before it.
     """
     if begun is not None:
-        context = within(begun.context, begun.n_token + n_token)
+        context = within(lm.model_config, begun.context, begun.n_token + n_token)
         predictor = frozen(lm.model, begun.memory)
         return [Reading(begun.context, context, 0, predictor, n_again=len(begun.again))]
     readings = []
     for context in config.look_backs(lm.context):
         if config.ext_len is None:
             context = reading_context(lm.model_config, context)
-        readings.append(Reading(context, within(context, n_token), 0, frozen(lm.model)))
+        seen = within(lm.model_config, context, n_token)
+        readings.append(Reading(context, seen, 0, frozen(lm.model)))
     return readings
 
 

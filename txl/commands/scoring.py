@@ -395,7 +395,7 @@ def validation_of(
 ) -> Validation:
     """How this process scores the valid split."""
     split = Split.of(corpus, "valid")
-    here = _lengths_for(split, config, context)
+    here = _lengths_for(split, config, context, shape)
     n_warmup = warmup_segments(shape.n_layer, here)
     streams = streams_of(split, here, evaluation_of(config, shape, ranks), ranks, n_warmup=n_warmup)
     limit = config.max_eval_steps or -1
@@ -419,10 +419,12 @@ def _own_share(limit: int, streams: Sequence[CountedRows], ranks: Ranks) -> int:
     return n_own
 
 
-def _lengths_for(split: Split, config: TrainConfig, context: Context) -> Context:
+def _lengths_for(
+    split: Split, config: TrainConfig, context: Context, shape: ModelConfig
+) -> Context:
     """The lengths with which a training reads a split, none beyond its text."""
     asked = evaluation_context(context, config.eval_tgt_len or context.tgt_len)
-    return within(asked, len(split.ids))
+    return within(shape, asked, len(split.ids))
 
 
 def sample_text(model: TransformerXL, corpus: Corpus, context: Context, config: TrainConfig) -> str:
@@ -459,7 +461,8 @@ def evaluate_best(
     asked = evaluation_of(config, model.config, ranks)
     rows = []
     for split in (Split.of(corpus, name) for name in ("valid", "test")):
-        rows.append(score(model, split, _lengths_for(split, config, context), asked, ranks))
+        here = _lengths_for(split, config, context, model.config)
+        rows.append(score(model, split, here, asked, ranks))
     if ranks.is_main:
         print_table(rows)
         nats = rows[-1].score.nats_per_token

@@ -30,7 +30,6 @@ from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.lm1b import SentenceStream
 from txl.data_utils.segments import SegmentStream
 from txl.data_utils.tokenizer import Tokenizer
-from txl.evaluation.reading import within
 from txl.language.model import LanguageModel
 from txl.language.sources import tokenizer_in
 from txl.memory import unbounded
@@ -290,7 +289,9 @@ def require_resources(
     """
     config = settings.train
     checkpoint = settings.checkpoint
-    of_a_stream = within(settings.context, len(corpus.split("train")) // config.batch_size)
+    n_step = len(corpus.split("train")) // config.batch_size
+    lengths = ("tgt_len", "mem_len", "compressed_len", "lookup_len", "ext_len")
+    of_a_stream = settings.context.at_most(n_step, *lengths)
     needed = training_bytes(model, config, of_a_stream, ranks, autocast_dtype(config, ranks.device))
     require_memory(needed, ranks)
     if checkpoint:

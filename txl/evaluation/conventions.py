@@ -38,7 +38,11 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
             seen = _without_idle_clamp(model.config, context)
             unlike = not_reproduced(model.config, context, "the 2019 code's")
             return Reading(
-                context, within(seen, n_token), 0, _as_the_original(model, context), unlike=unlike
+                context,
+                within(model.config, seen, n_token),
+                0,
+                _as_the_original(model, context),
+                unlike=unlike,
             )
         case "nvidia":
             if context.same_length:
@@ -50,7 +54,7 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
             unlike = not_reproduced(model.config, context, "NVIDIA's")
             return Reading(
                 context,
-                within(seen, n_token),
+                within(model.config, seen, n_token),
                 n_warmup,
                 _as_the_original(model, context),
                 unlike=unlike,
@@ -60,7 +64,7 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
             require(context.ext_len == 0, f"--ext_len {context.ext_len}: {none}")
             # its memory starts full, so limiting it to the text would give another result
             return Reading(context, context, 0, ZeroMemory(model, context.mem_len))
-    seen = within(context, n_token)
+    seen = within(model.config, context, n_token)
     return Reading(context, seen, warmup_segments(model.config.n_layer, seen), frozen(model))
 
 

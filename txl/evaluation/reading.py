@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.config import Context
+from txl.config import Context, ModelConfig
 from txl.inference.frozen import Frozen
 from txl.inference.key_values import KeyValueMemory
+from txl.positions import POSITION_ENCODINGS
 
 Segments = Iterable[tuple[Tensor, Tensor, Tensor | None]]
 """(input, target, mask of the targets that are scored; None: all), in the order of the text."""
@@ -156,11 +157,17 @@ def predicted_segments(
         yield nll_BT, counted_BT
 
 
-def within(context: Context, n_token: int) -> Context:
-    """The context with lengths limited to a text of n_token tokens; results are the same."""
-    return context.at_most(
-        n_token, "tgt_len", "mem_len", "compressed_len", "lookup_len", "ext_len", "clamp_len"
-    )
+def within(config: ModelConfig, context: Context, n_token: int) -> Context:
+    """The context with lengths limited to a text of n_token tokens; results are the same.
+
+    Segments stay as long as they are where states are placed: tables of positions count from their
+    ends. So does clamp_len: with the vectors that a memory reads beside the tokens, distances may
+    be longer than the text.
+    """
+    lengths = ["mem_len", "compressed_len", "lookup_len"]
+    if not POSITION_ENCODINGS[config.position].places_hidden_states():
+        lengths += ["tgt_len", "ext_len"]
+    return context.at_most(n_token, *lengths)
 
 
 def warmup_segments(n_layer: int, context: Context) -> int:

@@ -36,7 +36,7 @@ def losses_by_token(
     Raises:
         DataError: if there is no token to predict.
     """
-    context = within(context or lm.context, len(ids))
+    context = within(lm.model_config, context or lm.context, len(ids))
     is_aside = {"cut": False, "aside": True}[borders]
     if starts is None and unbounded(lm.model_config):
         batch_size = 1

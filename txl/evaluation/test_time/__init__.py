@@ -158,7 +158,7 @@ def stored(
     ids = text.ids[: None if config.knn_tokens is None else config.knn_tokens + 1]
     source = {**text.names, "number_of_tokens": len(ids) - 1}
     folder = Path(config.knn_store or "")
-    seen = within(text.context, len(ids))
+    seen = within(model.config, text.context, len(ids))
     if not folder.exists():
         n_warmup = warmup_segments(model.config.n_layer, seen)
         stream = text.cut(
