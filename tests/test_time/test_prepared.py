@@ -64,6 +64,18 @@ def test_a_store_has_as_many_tokens_as_asked_for_and_serves_again(
     assert nats[0] == nats[1]
 
 
+def test_a_store_does_not_depend_on_the_streams_that_its_text_is_read_in(tmp_path: Path) -> None:
+    """Also with a memory that reaches back to where a stream began."""
+    model = build("infini", n_layer=2)
+    keys = []
+    for n in (1, 3):
+        folder = tmp_path / str(n)
+        additions = Additions(knn=KnnConfig(knn_store=str(folder)))
+        prepared(additions, model, TEXT, CONTEXT, batch_size=n, ranks=LONE)
+        keys.append(np.load(folder / "keys.npy"))
+    np.testing.assert_array_equal(keys[0], keys[1])
+
+
 def test_gradients_are_averaged_over_as_many_segments_as_asked_for(model: TransformerXL) -> None:
     config = DynamicConfig(dynamic="rms", dynamic_segments=3)
     ours = prepared(Additions(dynamic=config), model, TEXT, CONTEXT, batch_size=2, ranks=LONE)

@@ -39,6 +39,7 @@ from txl.evaluation.test_time.knn import (
 )
 from txl.evaluation.test_time.mixture import CacheConfig, ContinuousCache, Mixture, Source
 from txl.inference.frozen import Frozen
+from txl.memory import is_bounded
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import progress, ticking
@@ -148,7 +149,8 @@ def prepared(
 def stored(
     config: KnnConfig, model: TransformerXL, text: TrainingText, *, batch_size: int, shown: bool
 ) -> Store:
-    """The store of the training text at the context of training, opened or built.
+    """The store of the training text at the context of training, opened or built. It does not depend
+    on who builds it: where the memory looks back without limit, the text is read in one stream.
 
     Args:
         shown: whether this process shows the progress bar.
@@ -163,7 +165,7 @@ def stored(
         n_warmup = warmup_segments(model.config.n_layer, seen)
         stream = text.cut(
             ids,
-            batch_size=batch_size,
+            batch_size=batch_size if is_bounded(model.config) else 1,
             tgt_len=seen.tgt_len,
             ext_len=seen.ext_len,
             n_warmup=n_warmup,
