@@ -80,6 +80,18 @@ def test_lengths_of_the_training_that_it_does_not_work_with_are_named(here: Here
     here("eval --work_dir new --split test --memory sinks --no_same_length --clamp_len -1")
 
 
+def test_a_store_is_read_with_the_lengths_of_the_training_that_the_memory_can_have(
+    here: Here,
+) -> None:
+    """Those of the evaluation are others, and cannot be given for it."""
+    here("train --clamp_len 3 --same_length --max_step 1")
+    off = "--no_same_length --clamp_len -1"
+    for memory in (f"sinks {off}", f"none --mem_len 0 {off}"):
+        name = memory.split()[0]
+        found = here.rows(f"eval --work_dir new --split test --knn_store {name} --memory {memory}")
+        assert [row["added"] for row in found] == ["", "knn"]
+
+
 def test_a_memory_is_added_to_trained_weights(here: Here) -> None:
     """Before training nothing changes; its weights are drawn from the seed, and are saved and resumed."""
     tuned = "train --init_from run --memory infini --infini_update delta --train memory"

@@ -44,7 +44,7 @@ from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 from txl.language.model import LanguageModel
 from txl.language.text_generation import TextGenerator
-from txl.memory import unbounded
+from txl.memory import lengths_with, unbounded
 from txl.model.autocast import dtype_on
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -379,7 +379,8 @@ def training_text(lm: LanguageModel, corpus: Corpus, ranks: Ranks) -> TrainingTe
         "vocabulary": lm.tokenizer.fingerprint(),
         "memory": lm.read_with.get("read_with"),
     }
-    return TrainingText(ids, names, scoring_stream, lm.context)
+    context = lengths_with(lm.model_config.memory, lm.context)
+    return TrainingText(ids, names, scoring_stream, context)
 
 
 def evaluation_of(config: TrainConfig, shape: ModelConfig, ranks: Ranks) -> EvalConfig:

@@ -24,7 +24,7 @@ from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.transfer import remember_typed
 from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
-from txl.memory import n_kept_at_most
+from txl.memory import lengths_with, n_kept_at_most
 from txl.model.parts import require_masks_documents, require_works
 from txl.model.rule import MemoryRule
 from txl.positions.base import TableSettings
@@ -204,11 +204,7 @@ def _lengths_of(initial: LanguageModel | None) -> dict[str, Any]:
     """
     if initial is None:
         return {}
-    lengths = as_dict(initial.context)
-    for name, allowed in MEMORIES[initial.model_config.memory].traits.works_with.items():
-        if name in lengths and lengths[name] not in allowed:
-            lengths[name] = allowed[0]
-    return lengths
+    return as_dict(lengths_with(initial.model_config.memory, initial.context))
 
 
 def _text_of(initial: LanguageModel | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from txl.config import Context, ModelConfig
+from txl.config import Context, ModelConfig, as_dict
 from txl.model.memory import State
 from txl.model.parts import build_memory_rule, require_works
 from txl.model.rule import MemoryRule, Traits
@@ -24,6 +24,7 @@ __all__ = [
     "empty_memory",
     "full_memory",
     "is_bounded",
+    "lengths_with",
     "n_kept_at_most",
     "remembers",
     "require_works",
@@ -54,6 +55,17 @@ def remembers(config: ModelConfig, context: Context) -> bool:
     """True if anything of a segment is there in the next."""
     tensors = full_memory(config, context, 1, like=torch.empty(0, device="meta")).named().values()
     return any(tensor.is_floating_point() and tensor.numel() > 0 for tensor in tensors)
+
+
+def lengths_with(memory: str, context: Context) -> Context:
+    """The context of a training as another memory can have it: what it does not work with is at the
+    first value that it does.
+    """
+    lengths = as_dict(context)
+    for name, allowed in MEMORIES[memory].traits.works_with.items():
+        if name in lengths and lengths[name] not in allowed:
+            lengths[name] = allowed[0]
+    return Context(**lengths)
 
 
 def is_bounded(config: ModelConfig) -> bool:
