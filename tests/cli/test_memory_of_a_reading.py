@@ -52,6 +52,17 @@ def test_settings_of_the_memory_of_the_training_may_change_alone(here: Here) -> 
     assert two["read_with"] == {"memory": "sinks", "n_sink": 2}
 
 
+def test_the_memory_of_the_training_is_no_other_if_it_is_named(here: Here) -> None:
+    """A store that was made without naming it serves."""
+    plain = here.result("eval --split test --knn_store store")
+    named = here.result("eval --split test --knn_store store --memory fifo")
+    assert [row["nats"] for row in named["rows"]] == [row["nats"] for row in plain["rows"]]
+    assert "read_with" not in named
+    here("train --memory sinks --max_step 1")
+    named = here.result("eval --work_dir new --split test --mem_len 2 --n_sink 4")
+    assert "read_with" not in named
+
+
 def test_what_was_not_trained_is_refused(here: Here) -> None:
     said = here.refused("eval --split test --memory infini")
     assert said.endswith(

@@ -529,10 +529,11 @@ class LanguageModel:
 def _read_with(
     contents: Contents, source: str | Path, memory: str | None, settings: Mapping[str, Any]
 ) -> None:
-    """Exchange the memory of what was read, and note it in the record. Raises `UsageError` if the
-    memory has weights that were not trained.
+    """Exchange the memory of what was read, and note it in the record, unless it is that of the
+    training. Raises `UsageError` if the memory has weights that were not trained.
     """
     model = contents.model
+    trained = model.config
     added = model.remember(memory, **settings)
     name = model.config.memory
     require(
@@ -540,7 +541,8 @@ def _read_with(
         f"--memory {name}: has weights of its own, with which {source} was not trained; train them"
         f" first: train.py --init_from {source} --memory {name}",
     )
-    contents.record["read_with"] = {"memory": name, **settings}
+    if model.config != trained:
+        contents.record["read_with"] = {"memory": name, **settings}
 
 
 load = LanguageModel.open
