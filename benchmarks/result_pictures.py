@@ -118,9 +118,8 @@ def _with_intervals(axes: Any, figures: Figures, asked: Mapping[float, str], **l
 
 def memory_use(axes: Any) -> None:
     """What a memory of 192 gains a token, by where the token stood last, after each training."""
-    groups: dict[str, Group] = {}
-    for at, (name, said) in enumerate(USES.items()):
-        groups = _by_place(name)
+    tables = {said: _by_place(name) for name, said in USES.items()}
+    for at, (said, groups) in enumerate(tables.items()):
         for x, place in enumerate(PLACES):
             gains = [-difference for difference in groups[place].differences]
             beside = x + (at - 0.5) * BAR
@@ -129,8 +128,9 @@ def memory_use(axes: Any) -> None:
             axes.plot([beside] * len(gains), gains, "o", color="black", markersize=3)
     axes.axhline(0, color="grey", linewidth=0.8)
     labels = []
-    for place, name in PLACES.items():  # the text, and so the shares, are the same
-        share = groups[place].tokens / groups["all"].tokens
+    some = next(iter(tables.values()))  # their text, and so the shares, are the same
+    for place, name in PLACES.items():
+        share = some[place].tokens / some["all"].tokens
         labels.append(f"{name}\n{share:.0%} of tokens")
     axes.set_xticks(range(len(PLACES)), labels, fontsize=8)
     axes.set_xlabel("where the token stood last")

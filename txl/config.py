@@ -525,8 +525,11 @@ class Context(Checked):
                 single[name] = value
         return self.overlaid(**single | lengths)
 
-    def at_most(self, n_token: int, *names: str) -> "Context":
-        """A copy in which these lengths are at most n_token; those that are not given stay so."""
+    def at_most(self, n_token: int, *others: str) -> "Context":
+        """A copy in which the lengths of memories, and the others that are named, are at most
+        n_token; those that are not given stay so.
+        """
+        names = ("mem_len", "compressed_len", "lookup_len", *others)
         given = {name: getattr(self, name) for name in names}
         return self.overlaid(
             **{name: min(length, n_token) for name, length in given.items() if length is not None}

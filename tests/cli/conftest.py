@@ -174,8 +174,7 @@ def one_look_at_git() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def entry_points() -> dict[str, ModuleType]:
-    names = ("train", "eval", "score", "recl", "report", "read", "generate", "convert", "estimate")
-    names += ("train_many",)
+    names = "train train_many eval score recl report read generate convert estimate".split()
     modules = {name: importlib.import_module(f"txl.commands.{name}") for name in names}
     return {**modules, "try": importlib.import_module("txl.commands.try_text")}
 

@@ -109,9 +109,10 @@ def shape_of(typed: Typed, context: Context) -> Shape:
     Raises `UsageError`.
     """
     cutoffs = typed.get("cutoffs")
+    given = f"--cutoffs {' '.join(map(str, cutoffs or ()))}"
     mixed = cutoffs is not None and cutoffs != AUTO and AUTO[0] in cutoffs
-    require(not mixed, f"--cutoffs {' '.join(map(str, cutoffs or ()))}: give ranks, or auto alone")
-    both = f"--no_adaptive and --cutoffs {' '.join(map(str, cutoffs or ()))}: drop one of them"
+    require(not mixed, f"{given}: give ranks, or auto alone")
+    both = f"--no_adaptive and {given}: drop one of them"
     require(not cutoffs or typed.get("adaptive") is not False, both)
     asked = {}
     for name, value in typed.items():

@@ -290,8 +290,7 @@ def require_resources(
     config = settings.train
     checkpoint = settings.checkpoint
     n_step = len(corpus.split("train")) // config.batch_size
-    lengths = ("tgt_len", "mem_len", "compressed_len", "lookup_len", "ext_len")
-    of_a_stream = settings.context.at_most(n_step, *lengths)
+    of_a_stream = settings.context.at_most(n_step, "tgt_len", "ext_len")
     needed = training_bytes(model, config, of_a_stream, ranks, autocast_dtype(config, ranks.device))
     require_memory(needed, ranks)
     if checkpoint:

@@ -8,7 +8,6 @@ traceback. `run_wt103.sh train` and its like start this.
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -25,12 +24,11 @@ from txl.commands.settings import resolved
 from txl.commands.train import asked_of, open_text
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_error
+from txl.runtime.signals import status_after
 from txl.training.folder import locked_run_directory
 
 T = TypeVar("T")
 BAD_INPUT = 2
-GENTLE = {signal.SIGUSR1, signal.SIGUSR2}
-"""With them a training saves and has ended well."""
 
 
 class RanksToBe(Ranks):
@@ -62,9 +60,7 @@ def main(argv: Sequence[str]) -> int:
     except ChildFailedError as error:
         return status_of(error)
     except SignalException as ended:  # the processes have saved
-        if ended.sigval in GENTLE:
-            return 0
-        return 128 + ended.sigval
+        return status_after(ended.sigval)
     return 0
 
 

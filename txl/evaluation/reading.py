@@ -164,10 +164,9 @@ def within(config: ModelConfig, context: Context, n_token: int) -> Context:
     ends. So does clamp_len: with the vectors that a memory reads beside the tokens, distances may
     be longer than the text.
     """
-    lengths = ["mem_len", "compressed_len", "lookup_len"]
-    if not POSITION_ENCODINGS[config.position].places_hidden_states():
-        lengths += ["tgt_len", "ext_len"]
-    return context.at_most(n_token, *lengths)
+    if POSITION_ENCODINGS[config.position].places_hidden_states():
+        return context.at_most(n_token)
+    return context.at_most(n_token, "tgt_len", "ext_len")
 
 
 def warmup_segments(n_layer: int, context: Context) -> int:

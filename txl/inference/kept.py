@@ -45,8 +45,7 @@ class Begun(NamedTuple):
     def context_for(self, n_new: int) -> Context:
         """The context with lengths limited to this text and n_new tokens more; results are the
         same."""
-        longest = self.n_token + n_new
-        return self.context.at_most(longest, "mem_len", "compressed_len", "lookup_len")
+        return self.context.at_most(self.n_token + n_new)
 
 
 def beginning(model: TransformerXL, context: Context, first: int) -> Begun:

@@ -50,9 +50,7 @@ def context_of_text(config: ModelConfig, context: Context, n_token: int) -> Cont
 
     Segments stay as long as they are: tables of positions count from their ends.
     """
-    return reading_context(config, context).at_most(
-        n_token, "mem_len", "compressed_len", "lookup_len"
-    )
+    return reading_context(config, context).at_most(n_token)
 
 
 class Reader:

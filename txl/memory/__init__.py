@@ -1,11 +1,12 @@
 """Memories besides the paper's, a file each, and what is asked of them by name."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from txl.config import Context, ModelConfig, as_dict
+from txl.config import Context, ModelConfig
 from txl.model.memory import State
 from txl.model.parts import build_memory_rule, require_works
 from txl.model.rule import MemoryRule, Traits
@@ -61,11 +62,11 @@ def lengths_with(memory: str, context: Context) -> Context:
     """The context of a training as another memory can have it: what it does not work with is at the
     first value that it does.
     """
-    lengths = as_dict(context)
+    changed = {}
     for name, allowed in MEMORIES[memory].traits.works_with.items():
-        if name in lengths and lengths[name] not in allowed:
-            lengths[name] = allowed[0]
-    return Context(**lengths)
+        if getattr(context, name, allowed[0]) not in allowed:
+            changed[name] = allowed[0]
+    return replace(context, **changed)
 
 
 def is_bounded(config: ModelConfig) -> bool:

@@ -46,6 +46,13 @@ _SIGNALS = {
 }
 
 
+def status_after(number: int) -> int:
+    """The exit status of a training that a signal has stopped, or killed."""
+    if number in _SIGNALS:
+        return STATUS[_SIGNALS[signal.Signals(number)]]
+    return 128 + number
+
+
 def _handled() -> list[signal.Signals]:
     """The signals that are requests. nohup has SIGHUP ignored, and it stays so."""
     is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
