@@ -40,8 +40,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "knn": {"mem_len": 32, "lookup_len": 2**14, "lookup_k": 16},
     "neural": {"mem_len": 32},
     "recurrent_tokens": {"n_memory_token": 8},
+    "recurrent_hidden": {
+        "memory": "recurrent_tokens",
+        "n_memory_token": 8,
+        "tokens_of": "hidden",
+    },
 }
-"""Settings of model and context for each memory."""
+"""Settings of model and context for each memory, which has the name of the row unless it is among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +130,9 @@ def trained(name: str, config: RecallConfig, seed: int) -> tuple[TransformerXL, 
         "d_inner": 2 * d,
         "n_token": N_TOKEN,
     }
-    context = build(Context, MODELS[name], tgt_len=SEGMENT)
-    model = TransformerXL(
-        build(ModelConfig, MODELS[name], memory=name, position="none", pre_lnorm=True, **sizes)
-    )
+    settings = {"memory": name} | MODELS[name]
+    context = build(Context, settings, tgt_len=SEGMENT)
+    model = TransformerXL(build(ModelConfig, settings, position="none", pre_lnorm=True, **sizes))
     init_weights(model, TrainConfig(init_std=0.1))
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
     generator = torch.Generator().manual_seed(seed)

@@ -87,6 +87,21 @@ def test_a_checkpoint_in_which_settings_stand_beside_other_fields_is_read(here: 
     assert "lookup_k is 'many', which is not of type int" in here.refused("eval --work_dir mine")
 
 
+def test_a_model_from_before_a_setting_is_as_it_was_trained(here: Here) -> None:
+    flags = "--memory recurrent_tokens --mem_len 0 --pre_lnorm"
+    here(f"train {flags} --tokens_of hidden --max_step 1 --work_dir mine")
+    saved = open_checkpoint(Path("mine"))
+    assert saved.model_config.tokens_of == "hidden"
+    change_record(saved.folder, lambda record: record["model"]["own"].pop("tokens_of"))
+    assert open_checkpoint(Path("mine")).model_config == saved.model_config
+    here("eval --work_dir mine --split valid")
+    again = f"train {flags} --work_dir mine --resume --max_step 2 --max_step_scheduler 2"
+    other = here.refused(f"{again} --tokens_of normed")
+    assert "--tokens_of normed: the run in mine was started with hidden; drop the flag" in other
+    here(f"train {flags} --max_step 1 --work_dir other")
+    assert open_checkpoint(Path("other")).model_config.tokens_of == "normed"
+
+
 def test_a_setting_of_a_part_of_the_wrong_type_is_named(here: Here) -> None:
     here("train --memory compressive --max_step 1 --work_dir mine")
     folder = open_checkpoint(Path("mine")).folder

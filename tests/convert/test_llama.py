@@ -215,6 +215,16 @@ def test_settings_count_as_in_transformers(settings: dict[str, Any]) -> None:
     assert configs_of(qwen | {"max_window_layers": 0}, path)[1].same_length
 
 
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
+def test_biases_that_a_class_does_not_read_are_none(kind: str) -> None:
+    settings = dict(KINDS[kind]["config"])
+    plain = configs_of(settings, Path("config.json"))
+    asked = {"attention_bias": True, "mlp_bias": True}
+    if kind == "qwen3":
+        del asked["attention_bias"]
+    assert configs_of(settings | asked, Path("config.json")) == plain
+
+
 def test_weights_that_are_no_numbers_are_refused(folder: Path, settings: dict[str, Any]) -> None:
     state = state_of(settings)
     state["model.norm.weight"][3] = torch.nan

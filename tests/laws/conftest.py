@@ -144,6 +144,7 @@ MEMORY_MODELS: dict[str, dict[str, Any]] = {
     "decoder_neural": DECODER
     | {"memory": "neural", "rates_of": "normed", "forgets_to": "begin", "mem_len": 3},
     "recurrent_tokens": {"memory": "recurrent_tokens", "n_memory_token": 2, "mem_len": 0},
+    "decoder_tokens": DECODER | {"memory": "recurrent_tokens", "n_memory_token": 2, "mem_len": 0},
     "toy": {"memory": "toy"},
 }
 """One for each memory, and a toy, with the context in which it is read."""

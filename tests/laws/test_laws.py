@@ -37,7 +37,15 @@ from txl.training.nats import Nats
 
 CUT = [5, 7]
 WINDOW = Context(mem_len=4, same_length=True)
-FLOWS = {"toy", "infini_delta", "neural", "decoder_neural", "neural_two_layers", "recurrent_tokens"}
+FLOWS = {
+    "toy",
+    "infini_delta",
+    "neural",
+    "decoder_neural",
+    "neural_two_layers",
+    "recurrent_tokens",
+    "decoder_tokens",
+}
 """Through what they remember a gradient flows from part to part of a step."""
 
 

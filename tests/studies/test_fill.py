@@ -370,6 +370,7 @@ REFUSED = {
     "<!-- table: metric plain.json -->\n<!-- end -->": "plain.json: holds no runs",
     '<!-- table: metric study.json\nrows = ["d"]\n-->\n<!-- end -->': "'d': no such row; there are a; b, c",
     '<!-- table: metric study.json\ncolumns = ["d"]\n-->\n<!-- end -->': "'a': no column 'd'",
+    "<!-- table: metric study.json\ndigits = {tset = 2}\n-->\n<!-- end -->": "digits: 'tset': no such column",
     '<!-- table: metric study.json\nrow = ["a"]\n-->\n<!-- end -->': "row: no such setting",
     "<!-- table: metric study.json\nrows = 3\n-->\n<!-- end -->": "rows = 3: of another type",
     "<!-- table: metric study.json\nrows\n-->\n<!-- end -->": "not TOML",

@@ -25,7 +25,7 @@ from txl.checkpoint.folder import (
 from txl.checkpoint.save import FORMAT
 from txl.config import Context, ModelConfig, UsageError, hints_of
 from txl.files import content_of, sha256
-from txl.registry import settings_of_all
+from txl.registry import MEMORIES, settings_of_all
 from txl.runtime.records import parse_json, require_fields
 
 _FIELDS = {
@@ -177,7 +177,8 @@ def open_folder(folder: Path) -> Checkpoint:
         if digests is None and record["format"] > 1:
             raise ValueError(f"{DIGESTS} beside it is missing")
         require_fields({name: value for name, value in record.items() if name in _FIELDS}, _FIELDS)
-        model = ModelConfig(**_model_fields(record["model"]))
+        record["model"] = _model_fields(record["model"])
+        model = ModelConfig(**record["model"])
         lengths = {}
         for name, value in record["context"].items():
             if name not in _GONE_LENGTHS:
@@ -201,6 +202,7 @@ def open_folder(folder: Path) -> Checkpoint:
 
 def _model_fields(values: Any) -> dict[str, Any]:
     """The arguments of `ModelConfig`; before version 0.3 settings of its parts stood beside them.
+    What was saved before its memory had a setting is as without it, `MemoryRule.when_missing`.
     Raises `ValueError` if one is unknown or of another type.
     """
     hints = hints_of(ModelConfig)
@@ -211,7 +213,10 @@ def _model_fields(values: Any) -> dict[str, Any]:
         if name in of_parts:
             own[name] = value
     require_fields(own, hints)
-    return values
+    memory = values.get("memory", ModelConfig.memory)
+    if memory not in MEMORIES:  # of a file of your own that has not been run
+        return values
+    return {**values, "own": {**MEMORIES[memory].when_missing, **values.get("own", {})}}
 
 
 def _digests_and_record(folder: Path) -> tuple[Digests | None, bytes]:

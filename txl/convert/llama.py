@@ -41,16 +41,20 @@ class Family:
         architecture: the class in transformers.
         own: fields of `ModelConfig` that all of them have.
         defaults: of fields that a config.json may leave out.
+        biases: fields that ask for biases and that its class reads; it ignores the others.
     """
 
     architecture: str
     own: Mapping[str, Any]
     defaults: Mapping[str, Any]
+    biases: tuple[str, ...] = ()
 
 
 _QWEN = {"sliding_window": 4096, "max_window_layers": 28}
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", {}, {"max_position_embeddings": 2048}),
+    "llama": Family(
+        "LlamaForCausalLM", {}, {"max_position_embeddings": 2048}, ("attention_bias", "mlp_bias")
+    ),
     "mistral": Family(
         "MistralForCausalLM",
         {},
@@ -74,6 +78,7 @@ FAMILIES = {
             "head_dim": 128,
             **_QWEN,
         },
+        ("attention_bias",),
     ),
 }
 """By `model_type`."""
@@ -139,14 +144,15 @@ def _model_of(config: Mapping[str, Any], family: Family) -> ModelConfig:
     part = rotary["rope_part"]
     no_part = "no class of Llama's family turns a part of a head's channels"
     require(part == 1, f"partial_rotary_factor {part}: {no_part}; use another copy")
+    has_bias = {name: config[name] for name in family.biases}
     own = dict(family.own)
-    if config["attention_bias"]:
+    if has_bias.get("attention_bias"):
         own |= {"qkv_bias": True, "o_bias": True}
     return ModelConfig(
         n_kv_head=config.get("num_key_value_heads") or sizes["n_head"],
         d_head=config.get("head_dim") or sizes["d_model"] // sizes["n_head"],
         activation=_ACTIVATIONS[config["hidden_act"]],
-        ff_bias=config["mlp_bias"],
+        ff_bias=has_bias.get("mlp_bias", False),
         layer_norm_epsilon=config["rms_norm_eps"],
         **sizes,
         **rotary,

@@ -1,7 +1,8 @@
 """The memory of the Recurrent Memory Transformer: a few tokens that a segment reads and writes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from txl.memory.beside import BESIDE
 from txl.memory.none import NoMemory
 from txl.model.layer import run_layers
 from txl.model.memory import Reading, State
+from txl.model.norms import RMSNorm
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
 
@@ -21,9 +23,12 @@ class RecurrentTokens(MemoryRule):
     segment.
 
     [_, H', m'] = layers([m, H, m])          m of the first segment is learned
+    m           with pre_lnorm RMSNorm(m') of the segment before (`tokens_of` normed)
 
     Source: Bulatov et al. 2022 (arXiv 2207.06881), sec. 3.2, for decoders. Tokens stand at
     consecutive positions and see what is before them, so a segment does not see what is written.
+    The paper's layers end in a norm. Those with pre_lnorm add to what they read: without a norm m
+    grows from segment to segment, until what one adds is lost in it.
     Differs from the paper, which reads segments of one length: here a segment of any length writes,
     also one of a single token, as in generation.
     Differs from the authors' code (booydar/LM-RMT, mem_transformer.py), where the tokens m that are
@@ -37,13 +42,22 @@ class RecurrentTokens(MemoryRule):
         n_memory_token: int = option(
             8, "vectors that are read before a segment and written after it", **FEW
         )
+        tokens_of: Literal["hidden", "normed"] = option(
+            "normed",
+            "what is read of what was written, with --pre_lnorm: hidden states, which then grow with"
+            " each segment, or their norms",
+        )
 
     traits = Traits(BESIDE | {"mem_len": (0,)}, masks_documents=False, learns_to_write=True)
+    when_missing: ClassVar[Mapping[str, Any]] = {"tokens_of": "hidden"}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        n_token = config.settings(self.Settings).n_memory_token
-        self.begin_MD = nn.Parameter(torch.zeros(n_token, config.d_model))
+        settings = config.settings(self.Settings)
+        self.begin_MD = nn.Parameter(torch.zeros(settings.n_memory_token, config.d_model))
+        self.norm: nn.Module = nn.Identity()
+        if settings.tokens_of == "normed" and config.pre_lnorm:
+            self.norm = RMSNorm(config.d_model)
 
     @classmethod
     def of_layer(cls, config: ModelConfig, layer: int) -> type[MemoryRule]:
@@ -82,11 +96,11 @@ class RecurrentTokens(MemoryRule):
 
     def begun(self, state: State) -> Tensor:
         """m, (B, M, D), with which a segment begins."""
+        unread = 0 * sum(p.sum() for p in self.parameters())  # a gradient in each step
         written_BMD = state.extra["tokens"]
-        begin_BMD = self.begin_MD.expand(len(written_BMD), -1, -1)
         if written_BMD.shape[1]:
-            return written_BMD + 0 * begin_BMD  # a gradient in each step
-        return begin_BMD
+            return self.norm(written_BMD) + unread
+        return self.begin_MD.expand(len(written_BMD), -1, -1) + unread
 
     def forward(
         self, layer: Any, h_BTD: Tensor, state: State, reading: Reading

@@ -64,6 +64,8 @@ class MemoryRule(nn.Module):
     when_added: ClassVar[Mapping[str, Any]] = {}
     """Settings, other than the defaults, with which it is added to weights that were trained
     without it."""
+    when_missing: ClassVar[Mapping[str, Any]] = {}
+    """Settings, other than the defaults, of models that were saved before there were such."""
     run: Any = None
     """In place of one layer after the other, a `Run`; asked of the first layer's rule."""
 

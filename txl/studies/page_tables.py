@@ -58,6 +58,15 @@ class Asked:
             return usual
         return self.digits
 
+    def shown_columns(self, usual: Sequence[str]) -> dict[str, str]:
+        """What is shown of a row, by how it is called. Raises `UsageError` if `digits` names more."""
+        columns = shown_as(self.columns, usual)
+        if isinstance(self.digits, dict):
+            there = "; ".join(columns)
+            for name in self.digits:
+                require(name in columns, f"digits: {name!r}: no such column; there are {there}")
+        return columns
+
     def contrast_of(self, row: str) -> str:
         """The name of a row's contrast."""
         return self.contrast.replace("{row}", row)
@@ -146,7 +155,7 @@ def _by_row(figures: Figures, asked: Asked, usual: Sequence[str]) -> Table:
             any((asked.contrast_of(row), "") in figures.comparisons for row in rows),
             f"{figures.path}: contrast = {asked.contrast!r}: there is none of any row",
         )
-    columns = shown_as(asked.columns, usual)
+    columns = asked.shown_columns(usual)
     cells = []
     for row, shown in rows.items():
         cells.append([shown, *(_cell(figures, asked, row, column) for column in columns)])
@@ -258,7 +267,7 @@ def contrasts(figures: Figures, asked: Asked) -> Table:
         if column == asked.of:
             usual.append(name)
     require(bool(usual), f"{figures.path}: of = {asked.of!r}: no comparison is of that column")
-    columns = shown_as(asked.columns, ["seeds", *_COMPARED])
+    columns = asked.shown_columns(["seeds", *_COMPARED])
     cells = []
     for name, shown in shown_as(asked.rows, usual).items():
         one = figures.comparison(name, asked.of)
@@ -327,7 +336,7 @@ def plain(figures: Figures, asked: Asked) -> Table:
     """
     is_named = isinstance(asked.rows, dict)
     require(bool(asked.columns), "a plain table needs columns, the fields that it shows")
-    columns = shown_as(asked.columns, [])
+    columns = asked.shown_columns([])
     cells = []
     for path, shown in shown_as(asked.rows, ["rows"]).items():
         for keys in _paths(figures, path):
