@@ -33,8 +33,7 @@ def test_what_is_read_and_written_is_the_formula(settings: dict[str, object], se
         expected.append(out_BLD[:, M:-M])
         read_BMD = written_BMD = out_BLD[:, -M:]
         if settings == NORMED:
-            of_square_BM1 = written_BMD.square().mean(-1, keepdim=True)
-            read_BMD = written_BMD / of_square_BM1.sqrt() * model.layers[0].memory.norm.weight
+            read_BMD = model.layers[0].attn_norm(written_BMD)
     assert memory is not None
     of = [
         begin_MD,

@@ -390,9 +390,9 @@ def opened(model: Body, memory: AnyMemory, context: Context) -> KeyValueMemory:
         empty = form.empty(model.config, memory.batch_size, like=like)
         layers.append(form.of_hidden(layer, empty, _before(layer, state)))
     keys = KeyValueMemory(tuple(layers), form)
-    first = model.layers[0].memory
-    if isinstance(first, RecurrentTokens):
-        tokens_BMD = first.begun(memory.states[0])
+    first = model.layers[0]
+    if isinstance(first.memory, RecurrentTokens):
+        tokens_BMD = first.memory.begun(first, memory.states[0])
         part = Part(n_kept=tokens_BMD.shape[1], n_full=0)
         _, after = read(model, tokens_BMD, keys, context, part=part)
         assert isinstance(after, KeyValueMemory)

@@ -12,7 +12,6 @@ from txl.memory.beside import BESIDE
 from txl.memory.none import NoMemory
 from txl.model.layer import run_layers
 from txl.model.memory import Reading, State
-from txl.model.norms import RMSNorm
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
 
@@ -23,7 +22,7 @@ class RecurrentTokens(MemoryRule):
     segment.
 
     [_, H', m'] = layers([m, H, m])          m of the first segment is learned
-    m           with pre_lnorm RMSNorm(m') of the segment before (`tokens_of` normed)
+    m           m' of the segment before, or its norm (`tokens_of`), the same without pre_lnorm
 
     Source: Bulatov et al. 2022 (arXiv 2207.06881), sec. 3.2, for decoders. Tokens stand at
     consecutive positions and see what is before them, so a segment does not see what is written.
@@ -44,8 +43,8 @@ class RecurrentTokens(MemoryRule):
         )
         tokens_of: Literal["hidden", "normed"] = option(
             "normed",
-            "what is read of what was written, with --pre_lnorm: hidden states, which then grow with"
-            " each segment, or their norms",
+            "what is read of what was written: hidden states, which with --pre_lnorm grow with each"
+            " segment, or their norms as attention reads them",
         )
 
     traits = Traits(BESIDE | {"mem_len": (0,)}, masks_documents=False, learns_to_write=True)
@@ -55,9 +54,7 @@ class RecurrentTokens(MemoryRule):
         super().__init__()
         settings = config.settings(self.Settings)
         self.begin_MD = nn.Parameter(torch.zeros(settings.n_memory_token, config.d_model))
-        self.norm: nn.Module = nn.Identity()
-        if settings.tokens_of == "normed" and config.pre_lnorm:
-            self.norm = RMSNorm(config.d_model)
+        self.tokens_of = settings.tokens_of
 
     @classmethod
     def of_layer(cls, config: ModelConfig, layer: int) -> type[MemoryRule]:
@@ -94,17 +91,19 @@ class RecurrentTokens(MemoryRule):
         first = states[0]._replace(extra={"tokens": written_BMD})
         return h_BTD[:, n_token:-n_token], (first, *states[1:])
 
-    def begun(self, state: State) -> Tensor:
+    def begun(self, layer: Any, state: State) -> Tensor:
         """m, (B, M, D), with which a segment begins."""
-        unread = 0 * sum(p.sum() for p in self.parameters())  # a gradient in each step
         written_BMD = state.extra["tokens"]
-        if written_BMD.shape[1]:
-            return self.norm(written_BMD) + unread
-        return self.begin_MD.expand(len(written_BMD), -1, -1) + unread
+        begin_BMD = self.begin_MD.expand(len(written_BMD), -1, -1)
+        if not written_BMD.shape[1]:
+            return begin_BMD
+        if self.tokens_of == "normed":
+            written_BMD = layer.normed(written_BMD)
+        return written_BMD + 0 * begin_BMD  # a gradient in each step
 
     def forward(
         self, layer: Any, h_BTD: Tensor, state: State, reading: Reading
     ) -> tuple[Tensor, State]:
-        tokens_BMD = self.begun(state)
+        tokens_BMD = self.begun(layer, state)
         h_BTD = torch.cat([tokens_BMD, h_BTD, tokens_BMD], dim=1).to(h_BTD.dtype)
         return layer.attend(h_BTD, state.hidden_BMD, reading.feats, reading.span), state
