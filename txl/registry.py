@@ -261,6 +261,15 @@ def _settings_by_name(parts: Iterable[Any]) -> dict[str, Field]:
     return found
 
 
+def settings_before(memory: str) -> Mapping[str, Any]:
+    """Settings that models with this memory have where they were saved before there were such, as
+    far as these are not the defaults. Of a memory in a file that has not been run: none.
+    """
+    if memory in MEMORIES:
+        return MEMORIES[memory].when_missing
+    return {}
+
+
 def reads(part: Any) -> frozenset[str]:
     """The settings of its own that a part reads."""
     return frozenset(f.name for f in fields(settings_of(part)))

@@ -251,6 +251,17 @@ def test_a_setting_of_the_memory_makes_another_model_and_a_default_does_not(here
     assert kept_memory.digest_of_model(one) in digests
 
 
+def test_a_model_from_before_a_setting_has_the_digest_that_it_had() -> None:
+    shape = {"n_token": 9, "n_layer": 1, "n_head": 1, "d_head": 2, "d_model": 4, "d_inner": 4}
+    found = []
+    for tokens_of in ("hidden", "normed"):
+        config = txl.ModelConfig(**shape, memory="recurrent_tokens", tokens_of=tokens_of)
+        found.append(kept_memory._settings(config))
+    before, now = found
+    assert now == before | {"tokens_of": "normed"}
+    assert "tokens_of" not in before
+
+
 Damage = Callable[[dict[str, torch.Tensor], dict[str, Any]], object]
 
 

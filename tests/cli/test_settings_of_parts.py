@@ -98,6 +98,9 @@ def test_a_model_from_before_a_setting_is_as_it_was_trained(here: Here) -> None:
     again = f"train {flags} --work_dir mine --resume --max_step 2 --max_step_scheduler 2"
     other = here.refused(f"{again} --tokens_of normed")
     assert "--tokens_of normed: the run in mine was started with hidden; drop the flag" in other
+    config = saved.folder / "config.json"
+    here(f"train --config {config} --mem_len 0 --max_step 1 --work_dir alike")
+    assert open_checkpoint(Path("alike")).model_config == saved.model_config
     here(f"train {flags} --max_step 1 --work_dir other")
     assert open_checkpoint(Path("other")).model_config.tokens_of == "normed"
 

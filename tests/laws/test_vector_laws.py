@@ -196,7 +196,7 @@ BAD = 2
 OF_MEMORY = {
     name: settings
     for name, settings in MEMORY_MODELS.items()
-    if name not in ("toy", "recurrent_tokens", "decoder_tokens")
+    if settings.get("memory") not in ("toy", "recurrent_tokens")
 }
 
 

@@ -25,7 +25,7 @@ from txl.checkpoint.folder import (
 from txl.checkpoint.save import FORMAT
 from txl.config import Context, ModelConfig, UsageError, hints_of
 from txl.files import content_of, sha256
-from txl.registry import MEMORIES, settings_of_all
+from txl.registry import settings_before, settings_of_all
 from txl.runtime.records import parse_json, require_fields
 
 _FIELDS = {
@@ -202,7 +202,7 @@ def open_folder(folder: Path) -> Checkpoint:
 
 def _model_fields(values: Any) -> dict[str, Any]:
     """The arguments of `ModelConfig`; before version 0.3 settings of its parts stood beside them.
-    What was saved before its memory had a setting is as without it, `MemoryRule.when_missing`.
+    What was saved before its memory had a setting is as without it, `settings_before`.
     Raises `ValueError` if one is unknown or of another type.
     """
     hints = hints_of(ModelConfig)
@@ -213,10 +213,8 @@ def _model_fields(values: Any) -> dict[str, Any]:
         if name in of_parts:
             own[name] = value
     require_fields(own, hints)
-    memory = values.get("memory", ModelConfig.memory)
-    if memory not in MEMORIES:  # of a file of your own that has not been run
-        return values
-    return {**values, "own": {**MEMORIES[memory].when_missing, **values.get("own", {})}}
+    before = settings_before(values.get("memory", ModelConfig.memory))
+    return {**values, "own": {**before, **values.get("own", {})}}
 
 
 def _digests_and_record(folder: Path) -> tuple[Digests | None, bytes]:

@@ -14,6 +14,7 @@ from typing import Any
 from txl.cli.presets import Entry
 from txl.config import UsageError, require
 from txl.files import content_of
+from txl.registry import settings_before
 
 _PROGRAMS = ("train", "eval", "generate")
 _PARTS_OF_A_RUN = ("data", "model", "context", "train")
@@ -135,6 +136,7 @@ def _of_run(
     for part in _PARTS_OF_A_RUN:
         settings |= record[part]
     settings |= settings.pop("own", {})
+    settings = {**settings_before(str(settings.get("memory"))), **settings}
     if entry == "train":
         follows = _FOLLOWS
     else:

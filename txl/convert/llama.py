@@ -144,15 +144,15 @@ def _model_of(config: Mapping[str, Any], family: Family) -> ModelConfig:
     part = rotary["rope_part"]
     no_part = "no class of Llama's family turns a part of a head's channels"
     require(part == 1, f"partial_rotary_factor {part}: {no_part}; use another copy")
-    has_bias = {name: config[name] for name in family.biases}
+    biases = [name for name in family.biases if config[name]]
     own = dict(family.own)
-    if has_bias.get("attention_bias"):
+    if "attention_bias" in biases:
         own |= {"qkv_bias": True, "o_bias": True}
     return ModelConfig(
         n_kv_head=config.get("num_key_value_heads") or sizes["n_head"],
         d_head=config.get("head_dim") or sizes["d_model"] // sizes["n_head"],
         activation=_ACTIVATIONS[config["hidden_act"]],
-        ff_bias=has_bias.get("mlp_bias", False),
+        ff_bias="mlp_bias" in biases,
         layer_norm_epsilon=config["rms_norm_eps"],
         **sizes,
         **rotary,

@@ -30,7 +30,7 @@ from txl.files import errors_naming, is_stream, require_readable, require_writab
 from txl.inference.kept import Begun, is_finite, misfit, n_whole, read_on
 from txl.model.streams import of_named
 from txl.model.transformer import TransformerXL
-from txl.registry import default_of, settings_of_all
+from txl.registry import default_of, settings_before, settings_of_all
 from txl.runtime.log import progress
 from txl.runtime.records import parse_json, require_fields
 
@@ -301,14 +301,15 @@ def digest_of_model(model: TransformerXL) -> str:
 
 
 def _settings(config: ModelConfig) -> dict[str, Any]:
-    """What differs from the defaults."""
+    """What differs from the defaults, or from what models had before there was the setting."""
     defaults = as_dict(ModelConfig())
     found = {}
     for name, value in as_dict(config).items():
         if name != "own" and value != defaults[name]:
             found[name] = value
     of_parts = settings_of_all()
+    before = settings_before(config.memory)
     for name, value in config.own.items():
-        if name not in of_parts or value != default_of(of_parts[name]):
+        if name not in of_parts or value != before.get(name, default_of(of_parts[name])):
             found[name] = value
     return found
