@@ -23,6 +23,7 @@ from txl.evaluation.measures.token_losses import TokenLosses
 from txl.evaluation.rows import Row
 from txl.evaluation.score import Score
 from txl.runtime.clock import Clock
+from txl.training.loop import Outcome
 
 SMALL = "--n_layer 1 --d_model 16 --n_head 2 --d_head 8 --d_inner 16 --batch_size 2 --tgt_len 8 --mem_len 8"
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
@@ -70,6 +71,23 @@ def test_what_is_typed_wins_over_what_is_chosen() -> None:
         "work_dir": "runs/x",
     }
     assert "--vocab_size" not in words
+
+
+@pytest.mark.usefixtures("folder")
+def test_streams_may_be_given_per_process() -> None:
+    plan = planned(lines_of(500, 9), dataset="characters", local_batch_size=8)
+    assert value_of(plan.words, "batch_size") == "8"
+    assert int(value_of(plan.words, "max_step")) == 553, "half of the 16 of the preset"
+
+
+@pytest.mark.parametrize(("status", "reason"), [(0, "stopped by --max_hours"), (1, None)])
+def test_a_training_that_does_not_reach_its_end_is_not_judged(
+    status: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Outcome(1.0, 9.0, status, reason)
+    monkeypatch.setattr(try_text, "run_training", lambda *_: ended)
+    plan = Plan(["--work_dir", "runs/none", "--minutes", "1"], 9, 9)
+    assert try_text.trained_and_read(plan, Clock(), {}) == (status, None)
 
 
 @pytest.mark.usefixtures("folder")
@@ -331,6 +349,7 @@ def test_what_cannot_be_tried_is_refused_in_a_line(here: Here) -> None:
     Path("mine.txt").write_text(lines_of(20, 9))
     assert "--against elephant: no such memory" in here.refused("try mine.txt --against elephant")
     assert "--mem_len 0: no memory to judge" in here.refused("try mine.txt --mem_len 0")
+    assert "--same_length: shows each token" in here.refused("try mine.txt --same_length")
     for memory in ("none", "recurrent_tokens"):
         assert f"--memory {memory}: has no length" in here.refused(
             f"try mine.txt --memory {memory}"

@@ -23,6 +23,7 @@ from tests.resume.runs import resumed_from
 from tests.stand_ins import write_program
 from txl.config import UsageError
 from txl.runtime.lock import Lock
+from txl.studies import contrasts as notes
 from txl.studies import page, report, runner
 from txl.studies.__main__ import main
 from txl.studies.checks import expected_columns, require_texts
@@ -512,6 +513,21 @@ def test_contrasts_are_fixed_before_their_first_reading(
         study(STUDY + CONTRAST)
 
 
+def test_a_contrast_that_was_read_stays_though_its_readings_are_asked_for_no_longer(
+    programs: Programs,
+) -> None:
+    """Its evaluation is taken out with it, or its row: put back, it is what it was."""
+    far = '[evaluations.far]\nsplit = "test"\nmem_len = [0, 8]\n'
+    asked = CONTRAST.replace("size", "far").replace("test, ", "far, ").replace("[contrasts]\n", "")
+    assert study(STUDY + far + CONTRAST + asked) == 0
+    fixed = json.loads(Path("out/contrasts.json").read_text())
+    assert [one["name"] for one in fixed["contrasts"]] == ["size", "far"]
+    for less in (STUDY + CONTRAST, STUDY.replace("[runs.large]\nd_model = 32\n", "") + far):
+        notes.note_contrasts(plan_of(less), Path("out/runs"), Path("out"))
+        left = json.loads(Path("out/contrasts.json").read_text())
+        assert left["digest"] == fixed["digest"]
+
+
 SEARCH = """
 [search]
 factor = 2
@@ -602,6 +618,14 @@ def test_a_row_may_take_the_value_found_for_another(programs: Programs) -> None:
     assert table.rows[1] == ["large", "**0.02**, taken from small"]
 
 
+def test_a_whole_number_is_not_searched(programs: Programs) -> None:
+    """It would be asked for as 1.0 after all checks."""
+    text = STUDY.replace("max_step = 4", "max_step = 4\nwarmup_step = 2") + SEARCH
+    with pytest.raises(UsageError, match=r"search: small: --warmup_step: invalid int value"):
+        study(text.replace("factor", 'of = "warmup_step"\nfactor'))
+    assert programs.called == []
+
+
 def test_the_next_value_of_a_search() -> None:
     assert next_value(1.0, 2.0, {1.0: 3.0, 0.5: 2.0, 2.0: 9.0}) == 0.25
     assert next_value(1.0, 2.0, {1.0: 3.0, 0.5: 2.0, 2.0: 9.0, 0.25: 2.5}) is None
@@ -678,16 +702,22 @@ def test_a_failed_run_is_named_and_stops_no_other(programs: Programs) -> None:
     }
 
 
-@pytest.mark.parametrize("says", ["txl train: the disk is full", "the disk is full", ""])
-def test_a_failure_names_the_program(says: str, tmp_path: Path) -> None:
-    class Failing:
+def ending(status: int, says: str) -> Any:
+    """Programs of which each prints that and ends."""
+
+    class Ending:
         @staticmethod
         def run(_: list[str], *, stdout: IO[bytes], **__: Any) -> int:
             stdout.write(f"{says}\n\n".encode())
             stdout.flush()
-            return 9
+            return status
 
-    programs: Any = Failing()
+    return Ending()
+
+
+@pytest.mark.parametrize("says", ["txl train: the disk is full", "the disk is full", ""])
+def test_a_failure_names_the_program(says: str, tmp_path: Path) -> None:
+    programs = ending(9, says)
     lock = Lock(tmp_path / ".lock")
     with pytest.raises(TaskError) as caught:
         _program(Task("a", 1, {}, tmp_path), ["train"], programs=programs, n_thread=1, lock=lock)
@@ -695,6 +725,18 @@ def test_a_failure_names_the_program(says: str, tmp_path: Path) -> None:
     assert str(caught.value) == "txl train: " + (
         "the disk is full" if says else f"ended with status 9; see {tmp_path / 'log.txt'}"
     )
+
+
+def test_a_training_that_was_stopped_is_not_done_whatever_its_status(tmp_path: Path) -> None:
+    """A time limit, or what Slurm sends before one, ends it with 0."""
+    says = "txl train: stopped by --max_hours after step 1; saved in step_1; continue with --resume"
+    lock = Lock(tmp_path / ".lock")
+    how: dict[str, Any] = {"programs": ending(0, says), "n_thread": 1, "lock": lock}
+    with pytest.raises(TaskError, match="stopped by --max_hours after step 1"):
+        _program(Task("a", 1, {}, tmp_path), ["train"], **how)
+    how["programs"] = ending(0, "| End of training")
+    _program(Task("a", 1, {}, tmp_path), ["train"], **how)
+    lock.remove()
 
 
 def test_a_page_is_of_the_first_training_of_each_row(

@@ -40,6 +40,7 @@ from txl.language.model import LanguageModel
 from txl.memory import require_works, unbounded
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
+from txl.runtime.resources import keep_freed_memory
 from txl.training.metrics import show_pictures
 
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "json")
@@ -161,6 +162,8 @@ def score_splits(
     lm: LanguageModel, data: DataConfig, config: EvalConfig, additions: Additions, ranks: Ranks
 ) -> None:
     """Score splits with each context, their streams shared out over processes; rank 0 reports."""
+    if additions.dynamic.is_on:  # each of its updates makes tensors of the size of all weights
+        keep_freed_memory()
     ways = ways_of(config, lm.context)
     compares = config.borders == "both"
     disturbs = additions.disturb.is_on

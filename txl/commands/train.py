@@ -45,7 +45,7 @@ from txl.training.estimate import require_memory, require_room_for_weights, trai
 from txl.training.folder import locked_run_directory, prepare_resume, start_new_run
 from txl.training.init import init_weights
 from txl.training.learning import freeze
-from txl.training.loop import train
+from txl.training.loop import Outcome, train
 from txl.training.metrics import LOG, Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, sizes
 from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, require_shards, shard
@@ -71,10 +71,15 @@ MANY_READINGS = 100
 _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 
 
-def main(
+def main(argv: Sequence[str]) -> int:
+    """Train, from a checkpoint or from the beginning; returns the exit status."""
+    return run_training(argv).status
+
+
+def run_training(
     argv: Sequence[str], clock: Clock | None = None, after_s: Callable[[float], float] | None = None
-) -> int:
-    """Train, from a checkpoint or from the beginning; returns the exit status.
+) -> Outcome:
+    """Train, from a checkpoint or from the beginning, and print how it ended.
 
     Args:
         clock: of --minutes; None: one from the start of the program.

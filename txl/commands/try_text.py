@@ -18,7 +18,8 @@ from txl.cli.flags import Typed, named, read_flags
 from txl.cli.presets import TextSize, size_for, words_of
 from txl.commands.reporting import report_of
 from txl.commands.scoring import Split, Way, rows_of, streams_by_default
-from txl.commands.train import main as train
+from txl.commands.settings import with_batch_size
+from txl.commands.train import run_training
 from txl.config import Checked, Context, ModelConfig, build, option, require
 from txl.data_utils.any_files import Survey, survey
 from txl.data_utils.corpus import LONG_WORD, Corpus, DataConfig
@@ -184,6 +185,11 @@ def require_memory(typed: Typed) -> None:
     advice = "leave it out, or train with train.py; --against compares with others"
     require(allowed != (0,), f"--memory {memory}: has no length that a verdict compares; {advice}")
     require(typed.get("mem_len") != 0, f"--mem_len 0: no memory to judge; {advice}")
+    require(
+        not typed.get("same_length"),
+        "--same_length: shows each token as many others as the memory is long, and a verdict"
+        " compares with none; leave it out",
+    )
 
 
 class Plan(NamedTuple):
@@ -253,8 +259,10 @@ def plan_of(typed: Typed) -> Plan:
     )
     size = size_for(found.n_char)
     preset = size.preset
-    if device_of(typed.get("device", "auto")).type == "cuda":
+    device = device_of(typed.get("device", "auto"))
+    if device.type == "cuda":
         preset = size.on_gpu
+    typed = with_batch_size(typed, Ranks(0, 1, device))
     everything = {**chosen_for(found, size, typed), **typed}
     print_line(
         f"| {in_words(found)}; read as {everything['dataset']}, trained with --preset {preset}"
@@ -358,9 +366,9 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Typed) -> tuple[int, Trial
     status, and no trial if the training was stopped.
     """
     time_to_read = TimeToRead(plan)
-    status = train(plan.words, clock, time_to_read.after_s)
-    if status:
-        return status, None
+    ended = run_training(plan.words, clock, time_to_read.after_s)
+    if ended.status or ended.reason:
+        return ended.status, None
     lm = LanguageModel.open(plan.run, device=typed.get("device", "auto"))
     corpus = lm.corpus()
     split = Split.of(corpus, split_to_read(corpus)).beginning(time_to_read.n_token)

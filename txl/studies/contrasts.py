@@ -17,7 +17,7 @@ from typing import Any
 from txl.config import UsageError
 from txl.evaluation.report import write_json
 from txl.runtime.records import read_json, require_fields
-from txl.studies.plan import Contrast, Study, pairs, tasks
+from txl.studies.plan import Contrast, Study, Task, evaluation_of, pairs, slug, tasks
 from txl.studies.runner import finished
 
 NOTES = "contrasts.json"
@@ -87,7 +87,7 @@ def note_contrasts(study: Study, runs: Path, folder: Path) -> list[Noted]:
         old = known.pop(json.dumps(new.content, sort_keys=True), None)
         noted.append(new if old is None else Noted(**{**asdict(old), "is_asked": True}))
     for old in known.values():
-        if readings_made(study, old.contrast, made):
+        if was_read(study, old.contrast, runs):
             noted.append(Noted(**{**asdict(old), "is_asked": False}))
     if noted != before:
         write_json(
@@ -143,3 +143,15 @@ def readings_made(
                 columns.append(column)
         n_made += sum(study.evaluation_of(column) in evaluations for column in columns)
     return n_made
+
+
+def was_read(study: Study, contrast: Contrast, runs: Path) -> bool:
+    """Whether a reading of a contrast has been made, by what lies in `runs`: the study may ask for
+    its row, or its evaluation, no longer.
+    """
+    for variant, column in {*contrast.of, *contrast.against}:
+        for folder in (runs / slug(variant)).glob("seed_*"):
+            made = finished(Task(variant, 0, {}, folder)).get("evaluations", {})
+            if evaluation_of(column, made, study.best) in made:
+                return True
+    return False

@@ -45,7 +45,10 @@ with, and what its programs printed.
 
 
 NOT_FINITE = "is not finite"
-"""In the last line of a training that diverges."""
+NOT_OVER = "continue with --resume"
+"""In the last line of a training that diverges, and of one that was stopped: by a time limit or by
+what Slurm sends before one the status is 0.
+"""
 
 
 class TaskError(Exception):
@@ -120,7 +123,9 @@ def require_flags(study: Study) -> None:
         lines.append((f"runs: {name}", flags, TRAINING))
     if study.search is not None:
         for name, flags in study.variants.items():
-            lines.append((f"search: {name}", study.search.shortened(flags), TRAINING))
+            # as it is tried: no whole number
+            tried = {study.search.of: _rounded(flags[study.search.of] / study.search.factor)}
+            lines.append((f"search: {name}", {**study.search.shortened(flags), **tried}, TRAINING))
     for variant in study.variants:
         for name, flags in study.evaluations_of(variant).items():
             configs = (*(SCORE if "text" in flags else EVAL), DataConfig)
@@ -378,7 +383,9 @@ def unevaluated(study: Study, variant: str, done: Mapping[str, Any]) -> dict[str
 
 
 def _program(task: Task, line: list[str], *, programs: Programs, n_thread: int, lock: Lock) -> None:
-    """Run a program of txl with what it prints in the log. Raises `TaskError` if it fails."""
+    """Run a program of txl with what it prints in the log. Raises `TaskError` if it fails, or is
+    stopped before its end.
+    """
     log = task.folder / LOG
     environment = {"OMP_NUM_THREADS": str(n_thread)} | os.environ
     with open(log, "ab", opener=not_through_a_link) as out:
@@ -389,17 +396,20 @@ def _program(task: Task, line: list[str], *, programs: Programs, n_thread: int, 
             env=environment,
             pass_fds=[lock.descriptor],
         )
-    if status:
-        lines = []
-        for text in log.read_text(encoding="utf-8", errors="replace").splitlines():
-            if text.strip():
-                lines.append(text)
-        if lines:
-            last = lines[-1]
-        else:
-            last = f"ended with status {status}; see {log}"
+    last = _last_line(log)
+    if status or NOT_OVER in last:
+        last = last or f"ended with status {status}; see {log}"
         name = f"txl {line[0]}"
         raise TaskError(last if last.startswith(f"{name}: ") else f"{name}: {last}")
+
+
+def _last_line(log: Path) -> str:
+    """The last line of a log that is not blank; empty: there is none."""
+    last = ""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.strip():
+            last = line
+    return last
 
 
 MOST = 7
