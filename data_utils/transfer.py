@@ -271,10 +271,17 @@ def is_copied(name: str) -> bool:
 def place_of(name: str) -> Path:
     """Where the copy of what is elsewhere has its place, or a path itself. A query of an address,
     as in https://host/a.jsonl?download=true, stands before the suffixes, which say what the file
-    holds."""
+    holds. A member of an archive, as in tar://text/a.jsonl::x.tar, has its place in a folder of
+    the archive."""
     if not is_remote(name):
         return Path(name)
-    protocol, _, rest = name.partition("://")
+    protocol, member, archive = _parts(name)
+    if archive:
+        before = HERE / protocol / f"{member}::{archive}".strip("/")
+        if before.is_dir():  # where versions up to 0.3 have copied it to
+            return before
+        return HERE / protocol / _as_name(archive) / member.strip("/")
+    rest = member
     if not _is_web(name):
         return HERE / protocol / rest.strip("/")
     rest, _, query = rest.partition("#")[0].partition("?")
@@ -292,6 +299,22 @@ def place_of(name: str) -> Path:
     return place.with_name(f"{place.name.removesuffix(suffixes)}_{of_query}{suffixes}")
 
 
+def _parts(name: str) -> tuple[str, str, str]:
+    """The protocol of an address, what it names, and in which archive, as in
+    protocol://member::archive; the last may be empty."""
+    protocol, _, rest = name.partition("://")
+    member, _, archive = rest.partition("::")
+    return protocol, member, archive
+
+
+def _as_name(archive: str) -> str:
+    """The address of an archive as the name of a folder."""
+    simple = re.sub(r"[^\w.-]+", "_", archive).strip("._")
+    if simple == archive:
+        return simple
+    return f"{simple[-60:]}_{hashlib.sha256(archive.encode()).hexdigest()[:8]}"
+
+
 def _suffixes(name: str) -> str:
     suffixes = re.search(r"(\.\w{1,8}){1,2}$", name)
     if suffixes is None:
@@ -304,8 +327,12 @@ def _is_web(name: str) -> bool:
 
 
 def _without_glob(name: str) -> str:
-    """The folder or file that a name begins with, up to its first wildcard."""
-    return "/".join(itertools.takewhile(lambda part: not has_magic(part), name.split("/")))
+    """The folder or file that a name begins with, up to its first wildcard; an archive has none."""
+    protocol, member, archive = _parts(name)
+    fixed = "/".join(itertools.takewhile(lambda part: not has_magic(part), member.split("/")))
+    if archive:
+        fixed += f"::{archive}"
+    return f"{protocol}://{fixed}"
 
 
 def _copied(name: str) -> str:

@@ -7,6 +7,7 @@ An extra: pip install -e ".[lm-eval]" in a clone of the project.
 
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -270,9 +271,10 @@ class TransformerXLForHarness(LM):
 
 
 def main(argv: Sequence[str]) -> None:
-    """The harness's own command, which knows the model `txl` then. It reads `sys.argv` itself."""
+    """The harness's own command, which knows the model `txl` then."""
     from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
 
     # no line for every text with unknown words
     logging.getLogger("txl.data_utils").setLevel(logging.ERROR)
+    sys.argv[1:] = argv  # which it reads, and does not know --plugin
     cli_evaluate()

@@ -1,5 +1,7 @@
 """What train.py leaves behind and prints, and the settings that change what it reads, keeps or reports."""
 
+import dataclasses
+import itertools
 import re
 import shutil
 import traceback
@@ -264,6 +266,26 @@ def test_evaluations_read_as_many_segments_as_asked_for(
     assert whole > fewer > 3
     assert counted == [(whole, 2), (fewer, 3), (3, 2), (whole, 2)]
     assert scored[0] == scored[1] == scored[3] > scored[2] > 0
+
+
+def test_validations_of_other_tokens_are_not_compared(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few easy ones at first would stay the best."""
+    worse = itertools.count(10)
+    evaluate = loop.evaluate
+
+    def scaled(*of: Any) -> Any:
+        score = evaluate(*of)
+        return dataclasses.replace(score, nats=score.nats * next(worse))
+
+    monkeypatch.setattr(loop, "evaluate", scaled)
+    here("train --max_step 2 --scheduler constant --max_eval_steps 3")
+    here("train --resume --max_step 4")
+    assert pointed(Path("new"), "best").name == "step_00000001"
+    said = here("train --resume --max_step 6 --max_eval_steps -1").out
+    assert "| --max_eval_steps -1: validations read other tokens than those before (3)" in said
+    assert pointed(Path("new"), "best").name == "step_00000005"
 
 
 def test_recurrence_without_limit_is_evaluated_in_one_stream_unless_told_otherwise(

@@ -19,6 +19,7 @@ from tests.convert.conftest import WORDS, write_words
 from txl.config import UsageError
 from txl.generation.rule import Rule
 from txl.generation.sampling import drawn
+from txl.language.sources import located
 
 
 @pytest.fixture
@@ -204,6 +205,15 @@ def hub(monkeypatch: pytest.MonkeyPatch, found: Path | Exception) -> list[str]:
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
     return asked
+
+
+def test_a_chat_template_in_a_file_of_its_own_comes_with_the_model(
+    monkeypatch: pytest.MonkeyPatch, trained: Trained, tmp_path: Path
+) -> None:
+    shutil.copytree(trained.run, tmp_path / "there")
+    (tmp_path / "there" / "chat_template.jinja").write_text("{{ messages }}")
+    hub(monkeypatch, tmp_path / "there")
+    assert (located("someone/model") / "chat_template.jinja").is_file()
 
 
 class RepositoryNotFoundError(OSError):

@@ -18,7 +18,7 @@ from txl.convert.llama import NAMES, Llama, config_for_llama, configs_of, to_lla
 from txl.convert.source import Place
 from txl.convert.tensor_files import INDEX, ONE, fingerprint_of, tensors_of, weights_file
 from txl.inference.reader import Reader
-from txl.model.sizes import model_without_values
+from txl.model.sizes import model_without_values, weights_of
 
 KINDS: dict[str, Any] = json.loads(GOLDEN.read_text())
 
@@ -81,6 +81,24 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     for last_D in (hidden_1TD[0, -1], read_1TD[0, -1]):
         logit_V = found.model.softmax.tables[0] @ last_D
         torch.testing.assert_close(logit_V[::EVERY], expected_R, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("masked", [torch.tensor(-1e9), torch.tensor(-torch.inf).half()])
+def test_masks_that_older_checkpoints_keep_beside_the_weights_are_left_out(
+    masked: Tensor, tmp_path: Path
+) -> None:
+    """Pythia's have them, of booleans, and infinite in 16 bits."""
+    settings = KINDS["gpt_neox"]["config"]
+    state = state_of(settings)
+    for layer in range(settings["num_hidden_layers"]):
+        place = f"gpt_neox.layers.{layer}.attention"
+        state[f"{place}.bias"] = torch.ones(1, 1, 64, 64, dtype=torch.bool).tril()
+        state[f"{place}.masked_bias"] = masked.clone()
+        state[f"{place}.rotary_emb.inv_freq"] = torch.ones(2)
+    kept = weights_of(convert(write(tmp_path / "kept", settings, state)).model)
+    plain = weights_of(convert(write(tmp_path / "plain", settings, state_of(settings))).model)
+    assert kept.keys() == plain.keys()
+    assert all(torch.equal(kept[name], plain[name]) for name in plain)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "gpt_neox" not in kind])

@@ -68,6 +68,31 @@ def test_a_member_that_leaves_its_place_is_refused(
     assert len(Corpus(config).split("train")) == 3
 
 
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "zip"])
+def test_a_member_is_read_as_its_own_name_says(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as that of the archive; wildcards are those of the members, also where the archive's
+    address has such characters."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.txt").write_text("not of it\n")
+    content = b'{"text": "one two"}\n' * 100
+    archive = tmp_path / f"a[1].{suffix}"
+    if suffix == "zip":
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("text/a.jsonl", content)
+    else:
+        with tarfile.open(archive, "w:gz" if suffix == "tar.gz" else "w") as packed:
+            info = tarfile.TarInfo("text/a.jsonl")
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+    for member in ("text/a.jsonl", "text/*.jsonl", "*/a.jsonl", "text", ""):
+        for way in (archive.name, f"file://{archive}"):
+            config = DataConfig(data=f"{suffix[:3]}://{member}::{way}", dataset="text", max_size=9)
+            words = Corpus(config).vocab.words
+            assert sorted(words) == ["<eos>", "<unk>", "one", "two"]
+
+
 @pytest.mark.parametrize("known", [5, [5], [["train.txt"]], "train.txt", {"train.txt": 1}, []])
 def test_a_list_of_copies_that_is_none_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: object

@@ -333,13 +333,24 @@ def test_a_column_or_a_library_that_is_not_there_is_named(
         open_any(tmp_path / "a.parquet", text_field="body")
 
 
+@pytest.mark.parametrize("name", ["0.txt", "0.txt.bz2", "0.txt.zip", "0.parquet"])
 def test_an_empty_shard_is_left_out_with_a_notice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "0.txt").write_bytes(b"")
+    """Also where it is not even an archive, or a table without columns."""
+    (tmp_path / name).write_bytes(b"")
     (tmp_path / "1.txt").write_bytes(blank())
     assert open_any(tmp_path).note.startswith("documents by blank (there are blank lines)")
-    assert "0.txt: is empty, left out" in caplog.text
+    assert f"{name}: is empty, left out" in caplog.text
+
+
+def test_an_empty_table_is_left_out_with_a_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "0.csv").write_bytes(b"")
+    (tmp_path / "1.csv").write_text("text\n" + "a b\n" * 100)
+    assert open_any(tmp_path).note.startswith("documents by row (1.csv has rows)")
+    assert "0.csv: is empty, left out" in caplog.text
 
 
 def test_mixed_line_ends_and_a_byte_order_mark_are_no_words(tmp_path: Path) -> None:

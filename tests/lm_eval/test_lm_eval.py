@@ -48,6 +48,7 @@ from txl.data_utils.words import Vocab
 from txl.evaluation.score import score_text
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
+from txl.registry import ADAPTATION_RULES
 
 __all__ = ["call", "entry_points", "folder", "here", "run_folder", "text", "trained", "write_text"]
 IS_INSTALLED = find_spec("lm_eval") is not None
@@ -387,6 +388,27 @@ def test_an_error_of_the_machine_ends_the_command_in_one_line(
         found = command()
         assert found.status == status
         assert re.fullmatch(rf"lm_eval.py: {line}\n", found.err)
+
+
+@pytest.mark.filterwarnings("ignore:'txl.lm_eval' found in sys.modules")
+@pytest.mark.usefixtures("harness")
+def test_the_command_takes_files_of_parts(
+    command: Callable[[], Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The harness reads the command line itself, and does not know --plugin."""
+    seen: list[list[str]] = []
+    theirs = ModuleType("lm_eval.__main__")
+    theirs.__dict__["cli_evaluate"] = lambda: seen.append(sys.argv[1:])
+    monkeypatch.setitem(sys.modules, theirs.__name__, theirs)
+    monkeypatch.setattr(ADAPTATION_RULES, "_added", {})
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from txl.evaluation.test_time.dynamic import AdaptationRule\n"
+        "class Mine(AdaptationRule):\n    name = 'mine'\n    default_lr = 1.0\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["lm_eval.py", "--plugin", str(mine), "--tasks", "x"])
+    assert command().status == 0
+    assert seen == [["--tasks", "x"]]
 
 
 @pytest.mark.parametrize("kind", ["smollm", "llama_2", "llama_3"])

@@ -204,6 +204,7 @@ def filled(
     Raises:
         UsageError: if a tensor is missing, left over, of another shape, or not finite.
     """
+    state = {name: state[name] for name in state if not name.endswith(_MADE_AGAIN)}
     n_element = sum(tensor.numel() for tensor in state.values())
     is_small = shapes_of(config, n_tensor=len(state), n_element=n_element) is not None
     require(
@@ -237,11 +238,8 @@ def filled(
 
 
 def _require_no_more(state: Mapping[str, Tensor], used: set[str], path: Path) -> None:
-    """Raise `UsageError` if a tensor is left over that is not made again from the configuration."""
-    left = []
-    for name in sorted(set(state) - used):
-        if not name.endswith(_MADE_AGAIN):
-            left.append(name)
+    """Raise `UsageError` if a tensor is left over."""
+    left = sorted(set(state) - used)
     require(
         not left,
         f"{path}: {', '.join(left[:3])}: no weights of the model that config.json describes",
@@ -249,3 +247,6 @@ def _require_no_more(state: Mapping[str, Tensor], used: set[str], path: Path) ->
 
 
 _MADE_AGAIN = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
+"""Ends of the names of tensors that follow from the configuration: frequencies, and a mask of
+booleans with what it adds, which is infinite in 16 bits.
+"""

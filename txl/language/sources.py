@@ -107,6 +107,7 @@ def _downloaded(name: str) -> Path:
         ) from None
     # `*` matches / too
     patterns = ["*.json", "*.safetensors", "*.bin", "*vocab.*", "*SHA256SUMS", "best", "latest"]
+    patterns.append("*.jinja")  # a chat template
     try:
         return Path(
             snapshot_download(name, allow_patterns=patterns, ignore_patterns=["corpus.bin", "*.h5"])

@@ -273,6 +273,11 @@ class TrainState:
         else:
             torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
 
+    def forget_best(self) -> None:
+        """The next validation will be the best one."""
+        self.progress.best_nats = math.inf
+        self.plateau.best = math.inf
+
     def _restore_rng(self, snapshot: Snapshot) -> None:
         try:
             torch.set_rng_state(snapshot.rng["cpu"])
