@@ -1,7 +1,7 @@
 """The characters of a training text."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -29,6 +29,7 @@ class Characters(RunningTokenizer):
     """The characters of a training text, the line break and `<unk>`, which stands for others."""
 
     unit = "characters"
+    names_line_ends = True
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)
@@ -67,6 +68,10 @@ class Characters(RunningTokenizer):
 
     def text_of(self, ids: Sequence[int]) -> str:
         return "".join(map(self.words.__getitem__, ids))
+
+    def decoder(self) -> Callable[[int], str]:
+        """A token is a whole character, also the one that stands for what is none."""
+        return self.words.__getitem__
 
 
 class CharacterNumbers(Numbering):

@@ -185,6 +185,24 @@ class Pretrained(Subwords):
             yield _block(batch, piece)
 
 
+def as_pretrained(subwords: Subwords) -> Pretrained:
+    """The same tokens as transformers reads them, of a tokenizer with a token that ends a document:
+    a text begins after that here, and there its post-processor puts it before a text."""
+    name = subwords.words[subwords.eos_id]
+    begin = {"SpecialToken": {"id": name, "type_id": 0}}
+    first = {"Sequence": {"id": "A", "type_id": 0}}
+    second = {"Sequence": {"id": "B", "type_id": 1}}
+    content = json.loads(subwords.content)
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begin, first],
+        "pair": [begin, first, second],
+        "special_tokens": {name: {"id": name, "ids": [subwords.eos_id], "tokens": [name]}},
+    }
+    ends = {"bos_id": subwords.eos_id, "eos_id": subwords.eos_id}
+    return Pretrained(json.dumps(content), Special(n_token=len(subwords), **ends))
+
+
 class Part(NamedTuple):
     """Tokens of a text, in order.
 

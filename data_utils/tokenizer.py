@@ -146,6 +146,7 @@ class Tokenizer(ABC):
         keeps_line_ends: lines of a file end as they end there; else with \\n.
         batch_bytes: bytes of text to encode at a time.
         encodes_in_one: what continues a text is encoded together with it: tokens may span both.
+        names_line_ends: the names of its tokens are their text, so that a line break is one.
         stop_ids: the tokens that end a generated text.
         chat_template: Jinja2 that lays out a chat; None: it has none.
     """
@@ -158,6 +159,7 @@ class Tokenizer(ABC):
     keeps_line_ends: ClassVar[bool] = False
     batch_bytes: ClassVar[int] = 1 << 20
     encodes_in_one: ClassVar[bool] = False
+    names_line_ends: ClassVar[bool] = False
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)

@@ -149,6 +149,15 @@ def test_text_is_in_natural_spelling_unless_raw(here: Here) -> None:
     assert natural == "".join(map(Detokeniser(), words)) + "\n"
 
 
+def test_names_of_bytes_have_no_lines(here: Here) -> None:
+    """A text of them would never end."""
+    train_on(here, "one two.\n", "--dataset bytes")
+    for flag in ("--lines 1", "--finish_line"):
+        said = here.refused(f"generate --work_dir other --length 7 --raw {flag}")
+        assert "--raw: names of bytes have no lines" in said
+    assert here("generate --work_dir other --length 7 --raw").out
+
+
 def test_words_that_standard_output_cannot_spell_are_escaped(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import txl
 from tests.cli.conftest import Here, change_weights, half_written
 from txl.config import UsageError
+from txl.generation.sampling import beam_search
 from txl.language import kept_memory
 
 BOOK = "bab bad baf\nded dif\nbab unread kud kul kun\nbab bad\n" * 4
@@ -93,6 +94,25 @@ def test_a_text_that_goes_on_has_its_last_token_and_line(
         whole = lm.generate(text + " lob mib", **how)
         if "no_repeat_ngram_size" not in how:
             assert lm.generate("lob mib", memory=memory, **how) == whole
+
+
+def test_penalties_count_nothing_that_is_remembered(lm: txl.LanguageModel) -> None:
+    """Neither its last token, which is read with what follows."""
+    memory = between(lm, BOOK + "lob")
+    (last,) = lm.encode("lob")
+    once = {"no_repeat_ngram_size": 1}
+    texts = lm.generate([""] * 200, memory=memory, length=1, seed=1, **once)
+    assert any("lob" in text for text in texts)
+    found = beam_search(
+        lm.model,
+        [last],
+        memory.begun.context_for(2),
+        num_beams=len(lm.tokenizer),
+        length=1,
+        begun=memory.begun,
+        **once,
+    )
+    assert (last,) in [one.ids for one in found]
 
 
 def test_a_file_says_what_it_is_of(kept: dict[str, Any]) -> None:

@@ -15,8 +15,11 @@ from tests.convert.test_llama import KINDS, state_of, write
 from tests.data.tokenizer_files import TEXT, write_folder
 from tests.hf.llamas import SIZES
 from txl.config import UsageError
+from txl.convert import convert
+from txl.data_utils.subwords import Subwords
+from txl.language.model import LanguageModel
 
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 __all__ = ["call", "entry_points"]
 
 
@@ -111,6 +114,24 @@ def test_it_goes_back_as_it_came(folder: Path, done: Callable[[str], None]) -> N
     assert back.tokenizer.eos_id == ours.tokenizer.eos_id
     card = Path("back/README.md").read_text()
     assert "Transformer-XL" not in card.partition("tags:")[2].partition("\n")[2]
+
+
+def test_subwords_of_our_own_are_read_there_as_here(tmp_path: Path) -> None:
+    """A text begins after the token that ends a document, with which one ends there."""
+    tokenizer = Subwords.trained([TEXT.encode() * 20], 300)
+    settings = KINDS["llama"]["config"] | {"vocab_size": len(tokenizer)}
+    found = convert(write(tmp_path / "theirs", settings, state_of(settings)))
+    record = {"data": {"data": ["text"], "dataset": "bpe"}}
+    lm = LanguageModel(found.model.float(), found.context, tokenizer, record)
+    lm.write(tmp_path / "there", "huggingface")
+    back = txl.load(tmp_path / "there")
+    assert back.score(TEXT).tokens == lm.score(TEXT).tokens
+    assert back.score(TEXT).nats == pytest.approx(lm.score(TEXT).nats, rel=1e-5)
+    config = json.loads((tmp_path / "there" / "config.json").read_text())
+    eos_id = tokenizer.index["<eos>"]
+    assert (config["bos_token_id"], config["eos_token_id"]) == (eos_id, eos_id)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "there" / "tokenizer.json"))
+    assert theirs.encode("the end").ids == [eos_id, *lm.encode("the end")]
 
 
 @pytest.mark.parametrize("ends", [None, 1, [1, 3]])

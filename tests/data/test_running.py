@@ -118,6 +118,13 @@ def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningTokenizer) ->
     assert vocab.files()["vocab.txt"].count("\n") == len(vocab)
 
 
+def test_the_sign_for_what_is_no_character_is_one() -> None:
+    """As the last of a text, too: half a character is waited for among bytes only."""
+    characters = Characters(["\n", "<unk>", "a", "\ufffd"])
+    ids = characters.encode("a\ufffda\ufffd").ids.tolist()
+    assert "".join(map(characters.decoder(), ids)) == "a\ufffda\ufffd"
+
+
 @pytest.mark.parametrize(("content", "missing"), [("a\nb\n", r"'\\n'"), ("\\n\nb\n", "'<unk>'")])
 def test_characters_without_a_line_break_or_unk_are_damaged(content: str, missing: str) -> None:
     with pytest.raises(ValueError, match=f"has no {missing}"):

@@ -1,11 +1,14 @@
-"""Files of results take no other file's place."""
+"""Files of results take no other file's place, and come back as they were written."""
 
+import csv
+import io
 from pathlib import Path
 
 import pytest
 
 from txl.config import UsageError
 from txl.evaluation.outputs import require_outputs
+from txl.evaluation.report import Part, Token, as_tsv
 from txl.files import is_stream
 
 LOSSES = b"PK\x03\x04"
@@ -62,3 +65,14 @@ def test_shared_memory_is_no_stream() -> None:
     assert not is_stream(Path("/dev/shm/runs/done.json"))
     assert is_stream(Path("/dev/stdout"))
     assert is_stream(Path("/dev/fd/3"))
+
+
+def test_tokens_of_any_signs_come_back_from_a_table() -> None:
+    """A carriage return alone is a token of a byte, and for readers of csv the end of a row."""
+    signs = ["a", "\r", "\n", "\r\n", '"', "\t", "b c"]
+    tokens = [Token(i, sign, i, 1.0, False, i, sign) for i, sign in enumerate(signs)]
+    table = as_tsv([Part(1, tokens), Part(2, tokens)], "line")
+    rows = list(csv.DictReader(io.StringIO(table, newline=""), delimiter="\t"))
+    assert [row["surface"] for row in rows] == 2 * signs
+    assert [row["line"] for row in rows] == 7 * ["1"] + 7 * ["2"]
+    assert table.splitlines()[1] == "0\ta\t0\t1.0\t0\t0\ta\t1"

@@ -4,7 +4,6 @@ Plots are in `txl.evaluation.plots`.
 """
 
 import csv
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -177,8 +176,8 @@ def as_tsv(parts: Sequence[Part], each: str) -> str:
     """A header line, then one line per token, tab-separated, quoted as in CSV. Where `each` is not
     the file, a last column numbers the lines or documents.
     """
-    out = io.StringIO()
-    writer = csv.writer(out, delimiter="\t", lineterminator="\n")
+    out = _Lines()
+    writer = csv.writer(out, delimiter="\t")
     if each == "file":
         names = []
     else:
@@ -187,7 +186,16 @@ def as_tsv(parts: Sequence[Part], each: str) -> str:
     for part in parts:
         numbers = [part.number for _ in names]
         writer.writerows([*token._replace(unk=int(token.unk)), *numbers] for token in part.tokens)
-    return out.getvalue()
+    return "".join(out)
+
+
+class _Lines(list[str]):
+    """What a csv writer writes, with line ends of one character. Asked for them itself, that of
+    Python 3.11 leaves a carriage return unquoted, which readers take for the end of a row.
+    """
+
+    def write(self, line: str) -> None:
+        self.append(line.removesuffix("\r\n") + "\n")
 
 
 def write_tokens(path: Path, parts: Sequence[Part], each: str, **extra: Any) -> None:

@@ -36,8 +36,8 @@ class Rows:
             included; see `NGrams`.
         seeds: one for each row, so that its result does not depend on the others; None: drawn from
             PyTorch's global generator.
-        begun: a text that each row goes on with, whose last token is to be added first. What stands
-            before it is read and counts for no penalty.
+        begun: a text that each row goes on with, whose last token is to be added first. It is read
+            and counts for no penalty.
     """
 
     def __init__(
@@ -71,9 +71,11 @@ class Rows:
         self.is_finished = [False] * len(seeds)
         """Rows that are not continued any more."""
 
-    def add(self, row: int, tokens: Sequence[int]) -> None:
-        """Add tokens to the end of a row."""
+    def add(self, row: int, tokens: Sequence[int], *, counts: bool = True) -> None:
+        """Add tokens to the end of a row; `counts`: for the penalties."""
         self._unread[row] += tokens
+        if not counts:
+            return
         self._ngrams[row].add(tokens)
         if self._seen_BV is not None:
             self._seen_BV[row, list(tokens)] = True
@@ -289,7 +291,10 @@ class _Beams:
         self._model = model
         self._reader = Reader(model, context, 1, begun)
         self._words = WordProbabilities.of(model)
-        self._prompt = prompt
+        if begun is None:
+            self._counted = prompt
+        else:
+            self._counted = prompt[1:]
         self._ngram_size = no_repeat_ngram_size
         self.ids: list[tuple[int, ...]] = [()]
         self._logprobs: tuple[float, ...] = (0.0,)
@@ -308,7 +313,7 @@ class _Beams:
         ban(
             logprob_KV,
             banned,
-            [NGrams(self._ngram_size, chain(self._prompt, ids)) for ids in self.ids],
+            [NGrams(self._ngram_size, chain(self._counted, ids)) for ids in self.ids],
         )
         logprob_KV += logprob_KV.new_tensor(self._logprobs)[:, None]
         best = logprob_KV.flatten().topk(min(n_best, logprob_KV.numel()))

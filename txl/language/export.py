@@ -27,6 +27,8 @@ from txl.convert.huggingface import (
 from txl.convert.kimiyoung import RATES, arguments_for_kimiyoung, rates_of, to_kimiyoung
 from txl.convert.llama import config_for_llama, is_decoder, to_llama
 from txl.data_utils.corpus import DataConfig
+from txl.data_utils.pretrained import as_pretrained
+from txl.data_utils.subwords import Subwords
 from txl.data_utils.tokenizer import EOS, UNK, Tokenizer
 from txl.data_utils.words import Vocab
 from txl.evaluation.plots import plot_curve
@@ -355,14 +357,17 @@ def write_decoder(lm: "LanguageModel", folder: Path) -> None:
     """Weights, configuration and tokenizer of a class of Llama's family. What is remembered is no
     part of it. Raises `UsageError` if Hugging Face has no such model.
     """
-    files = lm.tokenizer.files()
+    tokenizer = lm.tokenizer
+    if type(tokenizer) is Subwords and tokenizer.end_id is not None:
+        tokenizer = as_pretrained(tokenizer)
+    files = tokenizer.files()
     require(
         "tokenizer.json" in files,
         f"--dataset {lm.record.get('data', {}).get('dataset')}: a decoder there reads text by a"
         " tokenizer.json, as --dataset bpe trains one; use --to txl",
     )
-    named = lm.tokenizer.named
-    ends: Any = sorted(lm.tokenizer.stop_ids) or [named.get("eos_token")]
+    named = tokenizer.named
+    ends: Any = sorted(tokenizer.stop_ids) or [named.get("eos_token")]
     if len(ends) == 1:
         (ends,) = ends
     special = {"bos_token_id": named.get("bos_token"), "eos_token_id": ends}

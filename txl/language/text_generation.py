@@ -34,6 +34,9 @@ class TextGenerator:
         instead of a sample.
         begun: the text that all prompts go on with, which brings its own context; None: there is
             none.
+    Raises:
+        UsageError: if the names of tokens are to be written, which have no lines, up to the end of
+            a line.
     """
 
     model: TransformerXL
@@ -49,6 +52,15 @@ class TextGenerator:
     length_penalty: float = 1.0
     begun: Begun | None = None
     is_chat: bool = False
+
+    def __post_init__(self) -> None:
+        has_lines = self.tokenised or self.tokenizer.is_of_words or self.tokenizer.names_line_ends
+        wants_lines = self.ending.lines > 0 or self.ending.finish_line
+        require(
+            has_lines or not wants_lines,
+            f"--raw: names of {self.tokenizer.unit} have no lines; leave out --lines and"
+            " --finish_line",
+        )
 
     def before(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The tokens that are read before a prompt: at least one where that is empty."""
@@ -130,7 +142,6 @@ class TextGenerator:
     def _most_likely(self, prompt: Sequence[int]) -> str:
         begins = self.before(prompt)
         stop_ids = self.stop_ids
-        is_by_length = self.ending.is_by_length and not stop_ids
 
         def written(ids: Sequence[int]) -> tuple[str, bool]:
             spell = decoder(self.tokenizer, tokenised=self.tokenised)
@@ -148,6 +159,11 @@ class TextGenerator:
         before = [*unread_before(self.begun), *begins, *prompt]
         line = self.line_before(prompt)
 
+        def has_ended(ids: Sequence[int]) -> bool:
+            if self.ending.is_by_length:  # without the text, which takes long to spell
+                return ids[-1] in stop_ids
+            return written(ids)[1]
+
         found = beam_search(
             self.model,
             [*begins, *prompt],
@@ -158,7 +174,7 @@ class TextGenerator:
             banned=self.banned,
             no_repeat_ngram_size=self.no_repeat_ngram_size,
             begun=self.begun,
-            **{} if is_by_length else {"has_ended": lambda ids: written(ids)[1]},
+            has_ended=has_ended,
         )
         return written(found[0].ids)[0]
 
@@ -204,7 +220,7 @@ class Session:
         if self._is_empty[row]:
             self._is_empty[row] = False
             begins = self._how.before(prompt)
-            self._rows.add(row, begins)
+            self._rows.add(row, begins, counts=self._how.begun is None)
             for token in begins:
                 self._decoders[row](token)  # its text is no part of the row's
         self._rows.add(row, prompt)
