@@ -119,7 +119,7 @@ class AnyFiles(Texts):
     def _has_returns(self, split: str) -> bool:
         """True if lines of a split are read with another line end than they have."""
         for path in self.files(split):
-            if self.one_line_end and path.stat().st_size and not has_rows(path):
+            if self.one_line_end and not has_rows(path):
                 answer = self.checks.result(path, "returns", partial(_says_returns, path))
                 if answer == "True":
                     return True
@@ -174,8 +174,6 @@ class AnyFiles(Texts):
             begins_file = False
 
     def pieces_in(self, path: Path) -> Iterator[Piece]:
-        if not path.stat().st_size:  # nor is it compressed, or a table
-            return iter(())
         return pieces_in(path, self.rule, self.config.text_field, one_line_end=self.one_line_end)
 
     def _pieces_of(self, path: Path, named: str) -> Iterator[Tagged]:

@@ -27,13 +27,13 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 @contextmanager
 def opened(path: Path, task: str) -> Iterator[tuple[IO[bytes], Callable[[], object]]]:
     """The uncompressed content of a file whose suffix says how it is compressed, and what moves the
-    progress bar to where it is read. Raises `DataError` if the file cannot be read, or is damaged
-    or cut: also if it is not compressed."""
+    progress bar to where it is read. A file of no bytes has no content, whatever its suffix. Raises
+    `DataError` if the file cannot be read, or is damaged or cut: also if it is not compressed."""
     bar = tqdm(desc=f"{task} {path.name}", unit="B", unit_scale=True, disable=None)
     with bar, reading(path), path.open("rb") as raw:
         bar.total = path.stat().st_size
         try:
-            with _uncompressed(path, raw) as file:
+            with _uncompressed(path, raw) if bar.total else raw as file:
                 yield file, lambda: bar.update(raw.tell() - bar.n)
         except Exception as error:
             if not _is_damage(error):
@@ -207,7 +207,11 @@ def cut(content: bytes) -> int:
 
 def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
     """The texts of a file of rows, each with a line end; rows without text are left out, and a note
-    counts them. Raises `DataError` if it cannot be read, or has no such field of text."""
+    counts them. A file of no bytes has none. Raises `DataError` if it cannot be read, or has no such
+    field of text."""
+    with reading(path):
+        if not path.stat().st_size:
+            return
     if kind_of(path) == "parquet":
         rows = parquet_rows(path, field, task)
     elif kind_of(path) == "table":

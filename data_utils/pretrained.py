@@ -186,8 +186,9 @@ class Pretrained(Subwords):
 
 
 def as_pretrained(subwords: Subwords) -> Pretrained:
-    """The same tokens as transformers reads them, of a tokenizer with a token that ends a document:
-    a text begins after that here, and there its post-processor puts it before a text."""
+    """The same tokens as transformers reads them. A text begins after the token that ends a document
+    or a line here, and there the post-processor puts it before a text. Only the first of the two
+    ends a text there."""
     name = subwords.words[subwords.eos_id]
     begin = {"SpecialToken": {"id": name, "type_id": 0}}
     first = {"Sequence": {"id": "A", "type_id": 0}}
@@ -199,8 +200,8 @@ def as_pretrained(subwords: Subwords) -> Pretrained:
         "pair": [begin, first, second],
         "special_tokens": {name: {"id": name, "ids": [subwords.eos_id], "tokens": [name]}},
     }
-    ends = {"bos_id": subwords.eos_id, "eos_id": subwords.eos_id}
-    return Pretrained(json.dumps(content), Special(n_token=len(subwords), **ends))
+    special = Special(n_token=len(subwords), bos_id=subwords.end_id, eos_id=subwords.end_id)
+    return Pretrained(json.dumps(content), special)
 
 
 class Part(NamedTuple):

@@ -277,9 +277,10 @@ def place_of(name: str) -> Path:
         return Path(name)
     protocol, member, archive = _parts(name)
     if archive:
-        before = HERE / protocol / f"{member}::{archive}".strip("/")
+        fixed = _fixed(member)
+        before = HERE / protocol / f"{fixed}::{archive}".strip("/")
         if before.is_dir():  # where versions up to 0.3 have copied it to
-            return before
+            return before / member.removeprefix(fixed).strip("/")
         return HERE / protocol / _as_name(archive) / member.strip("/")
     rest = member
     if not _is_web(name):
@@ -301,10 +302,13 @@ def place_of(name: str) -> Path:
 
 def _parts(name: str) -> tuple[str, str, str]:
     """The protocol of an address, what it names, and in which archive, as in
-    protocol://member::archive; the last may be empty."""
+    protocol://member::archive; the last is empty where there is none. A host may be a number with
+    colons in brackets."""
     protocol, _, rest = name.partition("://")
-    member, _, archive = rest.partition("::")
-    return protocol, member, archive
+    if _is_web(name):
+        return protocol, rest, ""
+    member, *archive = re.split(r"::(?![^\[]*\])", rest, maxsplit=1)
+    return protocol, member, "".join(archive)
 
 
 def _as_name(archive: str) -> str:
@@ -329,10 +333,14 @@ def _is_web(name: str) -> bool:
 def _without_glob(name: str) -> str:
     """The folder or file that a name begins with, up to its first wildcard; an archive has none."""
     protocol, member, archive = _parts(name)
-    fixed = "/".join(itertools.takewhile(lambda part: not has_magic(part), member.split("/")))
+    fixed = _fixed(member)
     if archive:
         fixed += f"::{archive}"
     return f"{protocol}://{fixed}"
+
+
+def _fixed(path: str) -> str:
+    return "/".join(itertools.takewhile(lambda part: not has_magic(part), path.split("/")))
 
 
 def _copied(name: str) -> str:

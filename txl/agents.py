@@ -193,7 +193,9 @@ class MemoryTransformer(Body):
         if since_BT is None:
             age_B = None
         else:
-            age_B = since_BT[:, -1] + 1
+            next_BT = torch.cat([since_BT, since_BT[:, -1:] + 1], dim=1)
+            # the last ext_len vectors are not remembered, and are read again
+            age_B = next_BT[:, max(0, x_BTD.shape[1] - context.ext_len)]
         return hidden_BTD, AgentMemory(after, age_B, self._n_step_B(x_BTD))
 
     def _read(

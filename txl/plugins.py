@@ -99,6 +99,11 @@ def _require_choices(parts: Sequence[Any], file: str | Path) -> None:
         require(is_dataclass(settings), f"{title}.Settings: make it a dataclass")
         for field in fields(settings):
             require(field.name not in _OF_ALL_MODELS, taken_setting(title, field.name))
+            require(
+                "bounds" in field.metadata,
+                f"{title}.Settings.{field.name}: a flag needs a help; make it with"
+                " txl.config.option(default, help)",
+            )
         _require_no_slip(part, registry.base)
 
 

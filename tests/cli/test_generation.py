@@ -150,7 +150,7 @@ def test_text_is_in_natural_spelling_unless_raw(here: Here) -> None:
 
 
 def test_names_of_bytes_have_no_lines(here: Here) -> None:
-    """A text of them would never end."""
+    """They would never end a text."""
     train_on(here, "one two.\n", "--dataset bytes")
     for flag in ("--lines 1", "--finish_line"):
         said = here.refused(f"generate --work_dir other --length 7 --raw {flag}")

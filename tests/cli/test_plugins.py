@@ -395,6 +395,10 @@ def test_a_flag_of_an_optimizer_that_is_not_chosen_is_refused(here: Here, optimi
         (MEMORY.replace('"last_state"', '"fifo"'), "--memory fifo: the name is taken"),
         (MEMORY.replace("    @dataclass\n", ""), "LastState.Settings: make it a dataclass"),
         (
+            MEMORY.replace('option(1, "states of a segment that stay", minimum=1)', "1"),
+            "LastState.Settings.last_n: a flag needs a help; make it with txl.config.option",
+        ),
+        (
             MEMORY.replace("last_n", "d_model"),
             "LastState.Settings.d_model: --d_model is there already; give the setting another name",
         ),

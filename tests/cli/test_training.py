@@ -284,7 +284,7 @@ def test_validations_of_other_tokens_are_not_compared(
     here("train --resume --max_step 4")
     assert pointed(Path("new"), "best").name == "step_00000001"
     said = here("train --resume --max_step 6 --max_eval_steps -1").out
-    assert "| --max_eval_steps -1: validations read other tokens than those before (3)" in said
+    assert re.search(r"this validation reads \d+ tokens, those before \d+: their best", said)
     assert pointed(Path("new"), "best").name == "step_00000005"
 
 

@@ -116,9 +116,13 @@ def test_it_goes_back_as_it_came(folder: Path, done: Callable[[str], None]) -> N
     assert "Transformer-XL" not in card.partition("tags:")[2].partition("\n")[2]
 
 
-def test_subwords_of_our_own_are_read_there_as_here(tmp_path: Path) -> None:
-    """A text begins after the token that ends a document, with which one ends there."""
+@pytest.mark.parametrize("ends", [True, False])
+def test_subwords_of_our_own_are_read_there_as_here(tmp_path: Path, ends: bool) -> None:
+    """A text begins after the token that ends a document, with which one ends there; without such a
+    token after a line break, with which none ends."""
     tokenizer = Subwords.trained([TEXT.encode() * 20], 300)
+    if not ends:
+        tokenizer = Subwords(tokenizer.content.replace('"<eos>"', '"<pad>"'))
     settings = KINDS["llama"]["config"] | {"vocab_size": len(tokenizer)}
     found = convert(write(tmp_path / "theirs", settings, state_of(settings)))
     record = {"data": {"data": ["text"], "dataset": "bpe"}}
@@ -128,10 +132,10 @@ def test_subwords_of_our_own_are_read_there_as_here(tmp_path: Path) -> None:
     assert back.score(TEXT).tokens == lm.score(TEXT).tokens
     assert back.score(TEXT).nats == pytest.approx(lm.score(TEXT).nats, rel=1e-5)
     config = json.loads((tmp_path / "there" / "config.json").read_text())
-    eos_id = tokenizer.index["<eos>"]
-    assert (config["bos_token_id"], config["eos_token_id"]) == (eos_id, eos_id)
+    end_id = tokenizer.index.get("<eos>")
+    assert (config["bos_token_id"], config["eos_token_id"]) == (end_id, end_id)
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "there" / "tokenizer.json"))
-    assert theirs.encode("the end").ids == [eos_id, *lm.encode("the end")]
+    assert theirs.encode("the end").ids == [tokenizer.eos_id, *lm.encode("the end")]
 
 
 @pytest.mark.parametrize("ends", [None, 1, [1, 3]])

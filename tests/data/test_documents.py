@@ -349,8 +349,10 @@ def test_an_empty_table_is_left_out_with_a_notice(
 ) -> None:
     (tmp_path / "0.csv").write_bytes(b"")
     (tmp_path / "1.csv").write_text("text\n" + "a b\n" * 100)
-    assert open_any(tmp_path).note.startswith("documents by row (1.csv has rows)")
+    corpus = open_any(tmp_path)
+    assert corpus.note.startswith("documents by row (1.csv has rows)")
     assert "0.csv: is empty, left out" in caplog.text
+    assert len(corpus.document_starts("train")) > 1
 
 
 def test_mixed_line_ends_and_a_byte_order_mark_are_no_words(tmp_path: Path) -> None:

@@ -99,7 +99,22 @@ PLACES = {
     "https://h/get.php?file=a.jsonl.gz": "data/https/h/get.php_file_a_89f57385.jsonl.gz",
     "https://h/a.txt?x=../b&y=1": "data/https/h/a_x_.._b_y_1_25f6f1b2.txt",
     "https://h/a.txt?x=../b/y=1": "data/https/h/a_x_.._b_y_1_a0da9441.txt",
+    "http://[::1]:80/a::b.jsonl": "data/http/[::1]:80/a::b.jsonl",
+    "ftp://[::1]/a.jsonl": "data/ftp/[::1]/a.jsonl",
+    "tar://b/a.jsonl::x.tar": "data/tar/x.tar/b/a.jsonl",
+    "zip://a[1].txt::ftp://[::1]/x[1].zip": "data/zip/ftp_1_x_1_.zip_763d464b/a[1].txt",
 }
+
+
+def test_copies_of_earlier_versions_stay_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the folder of an archive; a wildcard below it finds them there too."""
+    monkeypatch.chdir(tmp_path)
+    Path("data/tar/text::x.tar").mkdir(parents=True)
+    assert transfer.place_of("tar://text::x.tar") == Path("data/tar/text::x.tar")
+    assert transfer.place_of("tar://text/*/a.txt::x.tar") == Path("data/tar/text::x.tar/*/a.txt")
+    assert transfer.place_of("tar://other::x.tar") == Path("data/tar/x.tar/other")
 
 
 def test_the_copy_of_an_address_with_a_query_keeps_the_kind_of_its_file() -> None:

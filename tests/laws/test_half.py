@@ -120,3 +120,20 @@ def test_nothing_is_packed_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch
             .isfinite()
             .all()
         )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("update", ["linear", "delta"])
+def test_what_is_summed_over_all_tokens_stays_in_the_range_of_16_bits(update: str) -> None:
+    """A sum over 2,000 tokens and 64 channels is beyond the largest number of float16."""
+    model = build("infini", d_head=64, n_layer=1, infini_update=update).float()
+    context = context_of("infini", tgt_len=50)
+    text_BT = torch.randint(N_TOKEN, (1, 2000), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for dtype in (torch.float32, torch.float16):
+        with autocast(model.device, dtype):
+            memory = None
+            for segment_BT in text_BT.split(50, dim=1):
+                nll_BT, memory = model.nll(segment_BT, segment_BT, memory, context)
+        losses.append(nll_BT)
+    torch.testing.assert_close(losses[1], losses[0], rtol=0, atol=0.02)

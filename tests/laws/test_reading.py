@@ -68,11 +68,13 @@ def test_tokens_one_by_one_are_read_as_whole_segments(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["plain", "recurrent_tokens"])
 @pytest.mark.parametrize("position", ["learned_absolute", "learned_per_layer"])
 def test_a_table_that_is_shorter_than_what_stands_together_is_read_alike(
-    position: str, text_BT: Tensor
+    position: str, name: str, text_BT: Tensor
 ) -> None:
-    model, context = build("plain", position=position, n_position=6), Context(tgt_len=5, mem_len=4)
+    model = build(name, position=position, n_position=6)
+    context = Context(tgt_len=5, mem_len=4 * (name == "plain"))
     expected = whole(model, text_BT, context)
     reader = Reader(model, context, len(text_BT))
     found = torch.cat([reader.read(token_B1) for token_B1 in text_BT.split(1, dim=1)], dim=1)

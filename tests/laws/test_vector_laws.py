@@ -1,5 +1,6 @@
 """Laws of `MemoryTransformer`: rows start anew anywhere, and steps give what segments give."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -231,6 +232,55 @@ def test_what_is_not_finite_before_a_reset_changes_nothing_after_it(
     outs = [torch.cat([out[:, :BAD], out[:, 4:]], dim=1) for out in outs]
     torch.testing.assert_close(outs[1], outs[0])
     torch.testing.assert_close(grads[1], grads[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*SHAPES, *OF_MEMORY])
+def test_what_is_not_finite_spoils_nothing_before_it(name: str, x_BTD: Tensor) -> None:
+    """Neither episodes that have ended nor the beginning of its own, which a segment reads with it; also where
+    the next segment, read with keys or without, goes on with the episode."""
+    body, context = (body_of(**SHAPES[name]), CONTEXT) if name in SHAPES else body_and_context(name)
+    context = dataclasses.replace(context, tgt_len=8)
+    reset_BT = torch.zeros(B, 8, dtype=torch.bool)
+    reset_BT[0, 3] = True
+    good_BTD = x_BTD[:, :8].detach()
+    bad_BTD = good_BTD.clone()
+    bad_BTD[0, 6] = torch.nan
+    for begin in (None, body.projected(None, B)):
+        expected, _ = body(good_BTD, begin, context, reset_BT)
+        found, after = body(bad_BTD, begin, context, reset_BT)
+        assert found[0, 6:].isnan().all()
+        torch.testing.assert_close(found[0, :6], expected[0, :6], rtol=0, atol=1e-12)
+        torch.testing.assert_close(found[1:], expected[1:], rtol=0, atol=1e-12)
+        later, _ = body(good_BTD, after, context, torch.zeros_like(reset_BT))
+        assert name == "no_memory" or later[0].isnan().all()
+        assert later[1:].isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n_new", [6, 2, 1])
+def test_vectors_that_are_read_again_count_once(n_new: int, x_BTD: Tensor) -> None:
+    """With ext_len 2; an episode sees nothing of the one before it, in later segments too."""
+    body = body_of()
+    context = Context(tgt_len=4, mem_len=12, ext_len=2)
+    reset_BT = torch.zeros(B, T, dtype=torch.bool)
+    reset_BT[:, [0, 4]] = True
+    other_BTD = x_BTD.clone()
+    other_BTD[:, :4] += 1
+    step = max(0, n_new - context.ext_len)
+    places = [0, 0] if not step else list(range(0, T - n_new, step))
+    outs = []
+    for x in (x_BTD, other_BTD):
+        memory, hidden = None, []
+        for at in places:
+            h, memory = body(x[:, at : at + n_new], memory, context, reset_BT[:, at : at + n_new])
+            hidden.append(h[:, max(0, 4 - at) :])
+        outs.append(torch.cat(hidden, dim=1))
+        assert memory is not None
+        assert memory.age_B is not None
+        age = places[-1] + step - (4 if places[-1] + step >= 4 else 0)
+        assert memory.age_B.tolist() == [age] * B
+    torch.testing.assert_close(outs[1], outs[0], rtol=0, atol=1e-12)
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from tests.resume.runs import resumed_from
 from tests.stand_ins import write_program
 from txl.config import UsageError
 from txl.runtime.lock import Lock
+from txl.runtime.signals import GO_ON
 from txl.studies import contrasts as notes
 from txl.studies import page, report, runner
 from txl.studies.__main__ import main
@@ -729,7 +730,7 @@ def test_a_failure_names_the_program(says: str, tmp_path: Path) -> None:
 
 def test_a_training_that_was_stopped_is_not_done_whatever_its_status(tmp_path: Path) -> None:
     """A time limit, or what Slurm sends before one, ends it with 0."""
-    says = "txl train: stopped by --max_hours after step 1; saved in step_1; continue with --resume"
+    says = f"txl train: stopped by --max_hours after step 1; saved in step_1; {GO_ON}"
     lock = Lock(tmp_path / ".lock")
     how: dict[str, Any] = {"programs": ending(0, says), "n_thread": 1, "lock": lock}
     with pytest.raises(TaskError, match="stopped by --max_hours after step 1"):

@@ -42,12 +42,7 @@ from txl.runtime.resources import keep_freed_memory
 from txl.training.budget import Budget
 from txl.training.config import TrainConfig
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
-from txl.training.folder import (
-    locked_run_directory,
-    prepare_resume,
-    saved_settings,
-    start_new_run,
-)
+from txl.training.folder import locked_run_directory, prepare_resume, start_new_run
 from txl.training.init import init_weights
 from txl.training.learning import freeze
 from txl.training.loop import Outcome, train
@@ -332,24 +327,7 @@ def begin(
     require_same_texts(checkpoint, texts)
     state.restore(load_snapshot(checkpoint, columns, state.model))
     prepare_resume(run_folder, checkpoint, state.progress, ranks)
-    forget_other_validations(state, checkpoint)
     return state.progress.step
-
-
-def forget_other_validations(state: TrainState, checkpoint: Checkpoint) -> None:
-    """Forget the best loss of validations that read fewer or more tokens than those to come, and
-    say so.
-    """
-    n_segment = state.config.max_eval_steps or -1
-    before = saved_settings(checkpoint).get("max_eval_steps", -1) or -1
-    if n_segment == before or state.progress.step >= state.config.max_step:
-        return
-    state.forget_best()
-    if state.ranks.is_main:
-        print_line(
-            f"| --max_eval_steps {n_segment}: validations read other tokens than those before"
-            f" ({before}), so the next checkpoint that is validated is the best one"
-        )
 
 
 def budget_of(

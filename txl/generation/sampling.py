@@ -36,8 +36,8 @@ class Rows:
             included; see `NGrams`.
         seeds: one for each row, so that its result does not depend on the others; None: drawn from
             PyTorch's global generator.
-        begun: a text that each row goes on with, whose last token is to be added first. It is read
-            and counts for no penalty.
+        begun: a text that each row goes on with, whose last token is to be added first, and is not
+            to be counted. What stands before it is read and counts for no penalty.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from txl.inference import one_token
 from txl.inference.key_values import KeyValueMemory, form_of
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.span import Span
-from txl.model.streams import Memory, without_ended
+from txl.model.streams import Memory, made_finite
 from txl.model.transformer import Body, TransformerXL
 from txl.ops.linear import Linear
 from txl.ops.packed import CAN_PACK, PackedLinear
@@ -115,17 +115,18 @@ def _read_key_values(
     ):
         h_BTD, memory = one_token.read(model.layers, h_BTD, memory, context, span.window)
         return model.drop(model.final_norm(h_BTD)), memory
-    ended = None
+    finite = None
     if span.since_BT is not None:
         span = replace(span, since_BT=span.since_BT.to(h_BTD.device, non_blocking=True))
-        ended = without_ended(h_BTD, memory, span)
-        h_BTD = ended.h_BTD
-        memory = ended.memory
+        finite = made_finite(h_BTD, memory, span)
+        h_BTD = finite.h_BTD
+        memory = finite.memory
     memory = memory.with_feats(model.layers, context, n_new=span.n_new)
     h_BTD, memory = _through_layers(model, h_BTD, memory, context, span)
     h_BTD = model.final_norm(h_BTD)
-    if ended is not None:
-        h_BTD = ended.marked(h_BTD)
+    if finite is not None:
+        h_BTD = finite.marked(h_BTD)
+        memory = finite.marked_memory(memory)
     return model.drop(h_BTD), memory
 
 

@@ -147,6 +147,15 @@ class KeyValue:
             changed.extra[name][index_R] = x.masked_fill(~x.isfinite(), 0)
         return changed, was_bad_B
 
+    def spoiled(self, row_B: Tensor) -> "KeyValue":
+        """With NaN in the rows where `row_B` is True, (B,): a copy with as much spare space."""
+        changed = self.rows(torch.arange(self.batch_size, device=row_B.device))
+        changed.kv_2BNMH[:, row_B] = torch.nan
+        for x in changed.extra.values():
+            if x.is_floating_point():
+                x[row_B] = torch.nan
+        return changed
+
     def replaced(self, kv_2BNMH: Tensor) -> "KeyValue":
         """These keys and values in place of its own, which stay as they are."""
         length = kv_2BNMH.shape[3]

@@ -261,6 +261,12 @@ class KeyValueMemory:
         layers, was_bad = zip(*pairs, strict=True)
         return self.of(layers), torch.stack(was_bad).any(0)
 
+    def spoiled(self, row_B: Tensor) -> "KeyValueMemory":
+        """With NaN in the rows where `row_B` is True, (B,). Copies keys and values only there."""
+        if not bool(row_B.any()):
+            return self
+        return self.of([layer.spoiled(row_B) for layer in self.layers])
+
     def rows(self, index_B: Tensor) -> "KeyValueMemory":
         """See `Memory.rows`."""
         return self.of([layer.rows(index_B) for layer in self.layers])

@@ -358,7 +358,7 @@ def write_decoder(lm: "LanguageModel", folder: Path) -> None:
     part of it. Raises `UsageError` if Hugging Face has no such model.
     """
     tokenizer = lm.tokenizer
-    if type(tokenizer) is Subwords and tokenizer.end_id is not None:
+    if type(tokenizer) is Subwords:
         tokenizer = as_pretrained(tokenizer)
     files = tokenizer.files()
     require(

@@ -87,8 +87,9 @@ class Infini(BesideAttention):
             k_BNLH, v_BNLH = (torch.where(stays_BNLH, x, 0) for x in (k_BNLH, v_BNLH))
         if self.has_delta:
             v_BNLH = v_BNLH - _read(matrix_BNHH, norm_BNH, k_BNLH)
-        extra = {"matrix": matrix_BNHH + k_BNLH.mT @ v_BNLH, "norm": norm_BNH + k_BNLH.sum(2)}
-        return State(hidden_BMD, extra)
+        with _in_full_precision(v_BNLH):
+            matrix_BNHH = matrix_BNHH + k_BNLH.mT @ v_BNLH
+        return State(hidden_BMD, {"matrix": matrix_BNHH, "norm": norm_BNH + k_BNLH.sum(2)})
 
 
 def _feature(x: Tensor) -> Tensor:
@@ -97,5 +98,11 @@ def _feature(x: Tensor) -> Tensor:
 
 def _read(matrix_BNHH: Tensor, norm_BNH: Tensor, q_BNTH: Tensor) -> Tensor:
     """Linear attention to what a matrix holds; 0 if that is nothing."""
-    weight_BNT1 = q_BNTH @ norm_BNH[..., None]
-    return q_BNTH @ matrix_BNHH / torch.where(weight_BNT1 > 0, weight_BNT1, 1)
+    with _in_full_precision(q_BNTH):
+        weight_BNT1 = q_BNTH @ norm_BNH[..., None]
+        return q_BNTH @ matrix_BNHH / torch.where(weight_BNT1 > 0, weight_BNT1, 1)
+
+
+def _in_full_precision(like: Tensor) -> torch.autocast:
+    """Sums over all tokens that were read leave the range of float16 after a thousand of them."""
+    return torch.autocast(like.device.type, enabled=False)

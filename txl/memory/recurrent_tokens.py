@@ -85,7 +85,9 @@ class RecurrentTokens(MemoryRule):
         """One layer after the other, over the segment and its memory tokens on both sides."""
         n_token = len(layers[0].memory.begin_MD)
         n_new = 2 * n_token + h_BTD.shape[1]
-        longer = replace(reading, span=Span.of(reading.context, n_mem=0, n_new=n_new))
+        span = Span.of(reading.context, n_mem=0, n_new=n_new)
+        span = replace(span, n_full=2 * n_token + reading.span.n_full)  # of a segment that is open
+        longer = replace(reading, span=span)
         h_BTD, states = run_layers(layers, h_BTD, states, longer)
         written_BMD = h_BTD[:, -n_token:].clone()
         first = states[0]._replace(extra={"tokens": written_BMD})

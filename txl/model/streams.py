@@ -198,19 +198,21 @@ _NEVER = -(2**31)
 """A place that no token sees."""
 
 
-class Ended(NamedTuple):
-    """A segment and what is remembered before it, in which documents that end in the segment are
-    finite.
+class MadeFinite(NamedTuple):
+    """A segment and what is remembered before it, which are finite but for the memory of rows whose
+    document goes on through all of the segment.
 
     Attributes:
         h_BTD: the vectors of the segment.
         memory: what is remembered.
         spoiled_BT: True for tokens that see something that was not finite and is taken out.
+        goes_on_B: True where such a vector of the segment belongs to the row's last document.
     """
 
     h_BTD: Tensor
     memory: Any
     spoiled_BT: Tensor
+    goes_on_B: Tensor
 
     def marked(self, out_BTD: Tensor) -> Tensor:
         """The output of the segment, with NaN where it would be NaN if nothing
@@ -218,12 +220,26 @@ class Ended(NamedTuple):
         """
         return torch.where(self.spoiled_BT[..., None], torch.nan, out_BTD)
 
+    def marked_memory(self, memory: Any) -> Any:
+        """What is remembered after the segment, of NaN in rows whose last document is spoiled: so
+        the next segment knows until the document ends.
+        """
+        if isinstance(memory, Memory):
+            return memory.map(lambda tensor: _of_nan(tensor, self.goes_on_B))
+        return memory.spoiled(self.goes_on_B)
 
-def without_ended(h_BTD: Tensor, memory: Any, span: Span) -> Ended:
-    """Zeros in place of what is not finite, in documents that end in the segment or ended before
-    it.
 
-    What is not finite in a row's last document stays: its end is not known.
+def _of_nan(tensor: Tensor, row_B: Tensor) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.masked_fill(per_row(row_B, tensor), torch.nan)
+
+
+def made_finite(h_BTD: Tensor, memory: Any, span: Span) -> MadeFinite:
+    """Zeros in place of what is not finite: keys that are NaN spoil also what does not see them.
+
+    What is not finite in the memory of a row whose document goes on through the segment stays: all
+    of its tokens see it.
 
     Args:
         h_BTD: the vectors of the segment, (B, T, D).
@@ -233,7 +249,8 @@ def without_ended(h_BTD: Tensor, memory: Any, span: Span) -> Ended:
     assert since_BT is not None
     t_T = torch.arange(h_BTD.shape[1], device=h_BTD.device)
     last_begin_B = t_T[-1] - since_BT[:, -1]
-    bad_BT = ~h_BTD.isfinite().all(-1) & (t_T < last_begin_B[:, None])
+    bad_BT = ~h_BTD.isfinite().all(-1)
+    goes_on_B = (bad_BT & (t_T >= last_begin_B[:, None])).any(1)
     if isinstance(memory, Memory):
         finite_in = _finite_in
     else:
@@ -243,7 +260,8 @@ def without_ended(h_BTD: Tensor, memory: Any, span: Span) -> Ended:
     # the memory stands before token 0
     place_BT = torch.where(was_bad_B[:, None], place_BT.clamp(min=-1), place_BT)
     first_seen_BT = (t_T - since_BT).clamp(min=_NEVER + 1)
-    return Ended(h_BTD.masked_fill(bad_BT[..., None], 0), memory, place_BT >= first_seen_BT)
+    h_BTD = h_BTD.masked_fill(bad_BT[..., None], 0)
+    return MadeFinite(h_BTD, memory, place_BT >= first_seen_BT, goes_on_B)
 
 
 def _finite_in(memory: Memory, row_B: Tensor) -> tuple[Memory, Tensor]:

@@ -11,7 +11,7 @@ from txl.model import parts
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.memory import Reading
 from txl.model.span import Span
-from txl.model.streams import Memory, without_ended
+from txl.model.streams import Memory, made_finite
 from txl.ops.dropout import Dropout
 
 
@@ -74,18 +74,20 @@ class Body(nn.Module):
             self.require_serves(context, has_documents=since_BT is not None)
             n_mem = self.layers[0].memory.n_kept(states[0])
             span = Span.of(context, n_mem=n_mem, n_new=h_BTD.shape[1])
-        ended = None
+        finite = None
         if since_BT is not None:
             span = replace(span, since_BT=since_BT.to(h_BTD.device, non_blocking=True))
-            ended = without_ended(h_BTD, Memory(states), span)
-            h_BTD = ended.h_BTD
-            states = ended.memory.states
+            finite = made_finite(h_BTD, Memory(states), span)
+            h_BTD = finite.h_BTD
+            states = finite.memory.states
         reading = Reading(context, span, self.layers[0].attn.pos, like=h_BTD)
         h_BTD, states = self.run(self.layers, h_BTD, states, reading)
         h_BTD = self.final_norm(h_BTD)
-        if ended is not None:
-            h_BTD = ended.marked(h_BTD)
-        return Output(self.drop(h_BTD), Memory(states))
+        after = Memory(states)
+        if finite is not None:
+            h_BTD = finite.marked(h_BTD)
+            after = finite.marked_memory(after)
+        return Output(self.drop(h_BTD), after)
 
     def remember(self, memory: str | None = None, **settings: Any) -> list[str]:
         """Exchange the memory, see `txl.model.parts.remember`."""

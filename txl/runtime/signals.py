@@ -35,6 +35,8 @@ WORDS = {
     TERMINATE: "stopped by SIGTERM",
     ORPHANED: "torchrun has ended, so this run has too,",
 }
+GO_ON = "continue with --resume"
+"""The end of the line in which a training says that it was stopped."""
 _PARENT = os.getppid()
 """Of the process that has started, as this module is imported."""
 _SIGNALS = {

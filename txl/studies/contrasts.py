@@ -2,8 +2,9 @@
 digest.
 
 A contrast that is changed or added when readings of it are there was chosen with figures in sight;
-it is reported as exploratory. One that is taken out of the study file stays in the notes, and is
-reported and corrected for, too, once readings of it are there.
+it is reported as exploratory. One that is taken out of the study file stays in the notes once
+readings of it are there, and is reported and corrected for, too, as long as the study asks for
+these.
 """
 
 import hashlib
@@ -152,6 +153,8 @@ def was_read(study: Study, contrast: Contrast, runs: Path) -> bool:
     for variant, column in {*contrast.of, *contrast.against}:
         for folder in (runs / slug(variant)).glob("seed_*"):
             made = finished(Task(variant, 0, {}, folder)).get("evaluations", {})
-            if evaluation_of(column, made, study.best) in made:
+            name = evaluation_of(column, made, study.best)
+            is_of_none = name is None and study.evaluation_of(column) is None
+            if name in made or (is_of_none and made):  # of a line of [best] that is gone
                 return True
     return False

@@ -31,7 +31,7 @@ from txl.plugins import plugin
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
 from txl.runtime.records import read_json, read_json_lines
-from txl.runtime.signals import StopNow, StopRequest
+from txl.runtime.signals import GO_ON, StopNow, StopRequest
 from txl.studies.plan import Flags, Search, Study, Task, slug, tasks, words
 from txl.training.config import TrainConfig
 from txl.training.metrics import RECORDS
@@ -45,10 +45,7 @@ with, and what its programs printed.
 
 
 NOT_FINITE = "is not finite"
-NOT_OVER = "continue with --resume"
-"""In the last line of a training that diverges, and of one that was stopped: by a time limit or by
-what Slurm sends before one the status is 0.
-"""
+"""In the last line of a training that diverges."""
 
 
 class TaskError(Exception):
@@ -397,7 +394,7 @@ def _program(task: Task, line: list[str], *, programs: Programs, n_thread: int, 
             pass_fds=[lock.descriptor],
         )
     last = _last_line(log)
-    if status or NOT_OVER in last:
+    if status or last.endswith(GO_ON):  # with 0, by what Slurm sends before a time limit
         last = last or f"ended with status {status}; see {log}"
         name = f"txl {line[0]}"
         raise TaskError(last if last.startswith(f"{name}: ") else f"{name}: {last}")

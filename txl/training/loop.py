@@ -21,7 +21,7 @@ from txl.evaluation.score import Score, evaluate
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, Vote
 from txl.runtime.log import eval_line, perplexity, print_line, train_line
-from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_stopped
+from txl.runtime.signals import GO_ON, STATUS, WORDS, StopNow, StopRequest, until_stopped
 from txl.training.budget import FIRST_LINE, LINE, SAVE, Pace, read_ballot
 from txl.training.finite import require_finite_weights
 from txl.training.meter import Meter
@@ -96,7 +96,7 @@ class Outcome:
         best_nats: the lowest validation loss, in nats per token.
         tok_per_s: tokens trained on per second, over all processes, without evaluations and
             checkpoints.
-        status: the exit status; 0 unless a signal stopped the training.
+        status: the exit status; 0 unless a signal stopped the training, or a target was missed.
         reason: why it stopped early, and where it is saved; None: it did not.
     """
 
@@ -179,10 +179,7 @@ def train(
                 break
         vote.close()
     if asked:
-        reason = (
-            f"{WORDS[asked]} after step {progress.step}; saved in {saved_in}; continue with"
-            " --resume"
-        )
+        reason = f"{WORDS[asked]} after step {progress.step}; saved in {saved_in}; {GO_ON}"
         return Outcome(progress.best_nats, meter.tok_per_s, STATUS[asked], reason)
     return Outcome(progress.best_nats, meter.tok_per_s)
 
@@ -303,9 +300,8 @@ def _evaluate(
             reshard(state.model)
     progress.owes_evaluation = False
     progress.n_eval += 1
-    progress.best_nats = min(progress.best_nats, nats)
+    state.note_validation(nats, score.tokens)
     state.valid_nats = nats
-    state.plateau.see(nats)
     if state.ranks.is_main:
         print_line(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
         values = {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)}

@@ -42,6 +42,7 @@ class Progress:
     Attributes:
         batch: segments read in this epoch.
         best_nats: the best validation loss.
+        n_validated: tokens that the last validation has scored; 0: none, or nobody knows.
         n_skipped: updates skipped because the gradient was not finite; n_skipped_in_a_row: those
             since the last other.
         owes_evaluation: the evaluation after this step has not been completed.
@@ -54,6 +55,7 @@ class Progress:
     batch: int = 0
     n_eval: int = 0
     best_nats: float = math.inf
+    n_validated: int = 0
     n_skipped: int = 0
     owes_evaluation: bool = False
     n_token: int = 0
@@ -273,10 +275,22 @@ class TrainState:
         else:
             torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
 
-    def forget_best(self) -> None:
-        """The next validation will be the best one."""
-        self.progress.best_nats = math.inf
-        self.plateau.best = math.inf
+    def note_validation(self, nats: float, n_token: int) -> None:
+        """Take in a validation loss, in nats per token, over so many tokens. One of other tokens than
+        before, as with another --max_eval_steps, is the best so far.
+        """
+        progress = self.progress
+        if progress.n_validated not in (0, n_token):
+            progress.best_nats = math.inf
+            self.plateau.best = math.inf
+            if self.ranks.is_main:
+                print_line(
+                    f"| this validation reads {n_token:,} tokens, those before"
+                    f" {progress.n_validated:,}: their best is not compared with it"
+                )
+        progress.n_validated = n_token
+        progress.best_nats = min(progress.best_nats, nats)
+        self.plateau.see(nats)
 
     def _restore_rng(self, snapshot: Snapshot) -> None:
         try:
