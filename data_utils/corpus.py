@@ -111,18 +111,15 @@ class Corpus:
         (N,) each.
 
         A token includes the white space before it, and a line end the rest of the line, so that
-        characters and bytes sum to those of the documents. An id that somebody else made is a word.
+        characters and bytes sum to those of the documents. Of an id that somebody else made none is
+        known.
         """
         store = self._store(name)
         unknown_N = np.asarray(store.ids) == self.vocab.index.get(UNK, -1)
         if len(store.sizes):
             return {**dict(zip(MEASURES, store.sizes.T, strict=True)), "unknown": unknown_N}
         nothing_N = np.zeros(len(store.ids), dtype=np.int64)
-        return {
-            **dict.fromkeys(MEASURES, nothing_N),
-            "words": nothing_N + 1,
-            "unknown": unknown_N & False,
-        }
+        return {**dict.fromkeys(MEASURES, nothing_N), "unknown": unknown_N & False}
 
     def documents(self, name: str) -> Iterator[bytes]:
         """The documents of a split, in order, from its files."""

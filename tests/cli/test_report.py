@@ -341,6 +341,38 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     assert "file" in here.refused("report run --json file/figures.json")
 
 
+def test_a_page_takes_the_place_of_a_page_only(here: Here, report: Report) -> None:
+    Path("notes.md").write_text("my own notes\n")
+    Path("index.html").write_text("<!doctype html>\n<title>my site</title>\n")
+    shutil.copy("run/report.json", "index.json")
+    for line in ("run --out notes.md", "index.json", "index.json --out index.json"):
+        said = here.refused(f"report {line}")
+        assert "is there, and is nothing that" in said or "is the file of --runs, too" in said
+    assert Path("notes.md").read_text() == "my own notes\n"
+    assert "my site" in Path("index.html").read_text()
+    assert read_report(Path("index.json")) == report
+    here("report index.json --out page.html")
+    here("report index.json --out page.html")
+
+
+def test_the_report_of_what_is_no_run_is_kept_beside_it(here: Here) -> None:
+    """Each under its own name; nothing of another program is lost."""
+    for name in ("hf", "hf2"):
+        here(f"convert run {name} --to huggingface")
+    Path("report.json").write_text('{"coverage": 97}')
+    here(f"report hf hf2 --data text --dtype auto {LENGTHS} {PLAIN}")
+    reports = [read_report(Path(name, "report.json")) for name in ("hf", "hf2")]
+    assert [report.name for report in reports] == ["hf", "hf2"]
+    assert reports[0].dtype in ("float32", "bfloat16")
+    assert Path("report.json").read_text() == '{"coverage": 97}'
+    shutil.copy("report.json", "hf/report.json")
+    said = here.refused(f"report hf --data text {LENGTHS} {PLAIN}")
+    assert "hf/report.json: is there, and no report.json of txl" in said
+    shutil.copy("hf2/report.json", "hf/report.json")
+    here(f"report hf --data text {LENGTHS} {PLAIN}")
+    assert read_report(Path("hf/report.json")).name == "hf"
+
+
 def test_a_model_without_its_text_is_refused(here: Here) -> None:
     shutil.rmtree("text")
     config = Path("run").glob("step_*/config.json")

@@ -436,7 +436,12 @@ def test_a_card_shows_what_is_said_of_the_model_and_figures_of_no_other(here: He
     Path("about.md").write_text("Its text is *nobody's*.\n")
     Path("samples.txt").write_text("bab <unk>\n```\nded bab\n")
     here("eval --split valid --convention original --same_length --json theirs.json")
-    names = ("plain", "cache", "theirs")
+    here("eval --split valid --borders aside --mem_len 8 --json aside.json")
+    here("eval --split valid --memory sinks --n_sink 2 --mem_len 8 --json sinks.json")
+    result = json.loads(Path("aside.json").read_text())
+    result["rows"][0]["word_perplexity"] = None  # as eval.py writes infinity
+    Path("aside.json").write_text(json.dumps(result))
+    names = ("plain", "cache", "theirs", "aside", "sinks")
     files = " ".join(f"{name}.json" for name in names)
     here(f"convert run there --about about.md --evaluations {files} --samples samples.txt")
     card = Path("there/README.md").read_text()
@@ -446,6 +451,8 @@ def test_a_card_shows_what_is_said_of_the_model_and_figures_of_no_other(here: He
     how = ["the model alone"] * 2 + [
         "cache",
         "the model alone, same_length True, convention original",
+        "the model alone, borders aside",
+        "the model alone, memory sinks, n_sink 2",
     ]
     expected = [
         [f"{r['mem_len']}", said, f"{r['perplexity']:.2f}"]

@@ -135,10 +135,15 @@ def report(
         write_results(Path(config.json), rows, **how)
 
 
-def announce(corpus: Corpus, names: Sequence[str], config: EvalConfig) -> None:
-    """Print what is to be known of the text."""
+def announce(corpus: Corpus, names: Sequence[str], config: EvalConfig, *, learns: bool) -> None:
+    """Print what is to be known of the text; `learns`: the model does, from it."""
     if corpus.note:
         print_line(f"| {corpus.note}")
+    if learns and config.reset == "document":
+        print_line(
+            "| --reset document: the weights that --dynamic changes begin anew with each document,"
+            " as the memory does; --reset never goes on"
+        )
     if config.split == "all" and len(names) == 1:
         print_line(f"| {names[0]} is the only split that is there")
 
@@ -173,7 +178,7 @@ def score_splits(
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
     pictures = pictures_of(config, lm.run or Path())
     if ranks.is_main:
-        announce(corpus, names, config)
+        announce(corpus, names, config, learns=additions.dynamic.is_on)
         outputs = {"--json": config.json, "--token_losses": config.token_losses}
         require_outputs(outputs, dict.fromkeys(names_in(data.data), "--data"))
         pictures = drawable(pictures, config)

@@ -20,7 +20,7 @@ from txl.evaluation.outputs import require_outputs
 from txl.language.model import LanguageModel
 from txl.language.sources import located
 from txl.report.page import write_page
-from txl.report.record import HTML, JSON, Report, read_report, write_report
+from txl.report.record import HTML, JSON, Report, is_report, read_report, write_report
 from txl.runtime.log import print_line
 
 MOST_USED = ("runs", "out", "mem_len", "split", "measure", "tokens", "data")
@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> None:
         f"--json {asked.json}: holds the figures of one run; leave it out, each run keeps its own",
     )
     page = page_for(asked)
-    require_outputs({"--out": str(page), "--json": asked.json})
+    drawn = {run: "--runs" for run in asked.runs if Path(run).is_file()}
+    require_outputs({"--out": str(page), "--json": asked.json}, drawn)
     # what is refused, before anything is measured
     known = [known_report(run, typed) for run in asked.runs]
     reports = []
@@ -128,6 +129,11 @@ def measured(run: str, asked: ReportConfig, typed: Typed) -> Report:
         target = Path(asked.json)
     else:
         target = folder_of(lm) / JSON
+        require(
+            lm.run is not None or not target.is_file() or is_report(target),
+            f"{target}: is there, and no report.json of txl; name another place with --json, or"
+            " remove it",
+        )
     require_outputs({"--json": str(target)})
     report = report_of(lm, asked, typed)
     for gain in report.gains:
@@ -145,6 +151,8 @@ def kept_report(run: Path, typed: Typed) -> Report | None:
     """
     path = run / JSON
     if set(typed) - DRAWING or not path.is_file():
+        return None
+    if not checkpoints(run) and (run / "config.json").is_file():  # no run of txl
         return None
     report = read_report(path)
     if not checkpoints(run):

@@ -33,6 +33,7 @@ from txl.evaluation.report import HEAD, print_remarks
 from txl.evaluation.rows import Row
 from txl.language.model import LanguageModel
 from txl.memory import MEMORIES
+from txl.model.autocast import dtype_on
 from txl.model.parts import attends_by_softmax
 from txl.model.transformer import TransformerXL
 from txl.report.page import write_page
@@ -84,14 +85,31 @@ def add_report(run: str | Path, **settings: Any) -> Path:
 
 
 def folder_of(lm: LanguageModel) -> Path:
-    """Where the report of a model is kept: its run folder; the current one if
-    it is no run of txl.
+    """Where the report of a model is kept: its run folder; of one that is no run of txl its own; of
+    a file, or a model of the hub, the current one.
     """
     if lm.run is None:
+        if lm.folder.is_dir() and not _is_of_hub(lm.folder):
+            return lm.folder
         return Path()
     if lm.run == lm.folder:
         return lm.run.absolute().parent
     return lm.run
+
+
+def _is_of_hub(folder: Path) -> bool:
+    """Whether this is a copy that the library of the hub keeps: models--OWNER--NAME/snapshots/DIGEST."""
+    return folder.absolute().parent.name == "snapshots"
+
+
+def name_of_model(lm: LanguageModel) -> str:
+    """What a model is called: as its run, its folder or file, or on the hub."""
+    if lm.run is not None:
+        return name_of(folder_of(lm))
+    folder = lm.folder.absolute()
+    if _is_of_hub(folder):
+        return folder.parents[1].name.removeprefix("models--").replace("--", "/")
+    return folder.name
 
 
 def name_of(folder: Path) -> str:
@@ -164,9 +182,10 @@ def evaluation_of(
     }
     own = {}
     for name, value in typed.items():
-        if name not in ("split", "mem_len", "json"):
+        if name not in ("split", "mem_len", "json", "dtype"):
             own[name] = value
-    config = build(EvalConfig, own, **{**lengths, "dtype": asked.dtype, "device": asked.device})
+    dtype = dtype_on(lm.model.device, asked.dtype)
+    config = build(EvalConfig, own, **{**lengths, "dtype": dtype, "device": asked.device})
     config = dataclasses.replace(config, mem_len=tuple(sorted(set(config.mem_len))))
     return dataclasses.replace(config, batch_size=default_streams(config, PLAIN, lm, ranks))
 
@@ -227,7 +246,7 @@ class _Measured:
                 notes.append(note)
         return Report(
             format=FORMAT,
-            name=as_text(name_of(folder_of(lm))),
+            name=as_text(name_of_model(lm)),
             checkpoint=lm.folder.name,
             weights=lm.fingerprint(),
             dtype=self.config.dtype,
@@ -287,7 +306,10 @@ class _Measured:
         if len(self.compared) < 2:
             return []
         sizes = self.split.sizes
-        back_N = last_said(self.pieces, sizes["words"] + sizes["lines"])
+        words_N = sizes["words"] + sizes["lines"]
+        if not words_N.any():  # ids of which no text is known
+            words_N = np.ones_like(words_N)
+        back_N = last_said(self.pieces, words_N)
         back_N[self.split.ids == self.lm.tokenizer.index.get(UNK, -1)] = -1
         near = self.context.tgt_len
         far = near + self.compared[-1]

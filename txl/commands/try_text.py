@@ -475,7 +475,8 @@ def say(trial: Trial, verdict: Verdict, run: Path, typed: Typed) -> None:
     else:
         per_character = f", {bits:.3f} bits a character"
     per_word = ""
-    if row.score.characters <= LONG_WORD * row.score.words:
+    has_words = row.score.word_perplexity is not None
+    if has_words and row.score.characters <= LONG_WORD * row.score.words:
         per_word = f", {row.score.word_perplexity:.2f} a word and line end"
     print_line(
         f"| {row.split}: {row.score.tokens:,} tokens, perplexity {row.score.perplexity:.2f} a token"

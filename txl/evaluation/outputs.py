@@ -10,6 +10,9 @@ from txl.runtime.records import read_json
 
 STANDARD = "-"
 """The name of standard output."""
+_TITLE = b"<title>Does memory help?"
+_HEAD = 2000
+"""Of a page of `txl report`, in its first bytes."""
 
 
 def require_outputs(
@@ -59,6 +62,9 @@ def _may_be_replaced(flag: str, path: Path) -> bool:
         return True
     if flag == "--json" or (flag == "--per_token" and path.suffix == ".json"):
         return begins_with(path, b"{") and _is_json(path)
+    if flag == "--out":
+        with path.open("rb") as file:
+            return _TITLE in file.read(_HEAD)
     begins = {"--per_token": b"position\ttoken\t", "--token_losses": b"PK"}
     return begins_with(path, begins.get(flag, b""))
 

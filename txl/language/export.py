@@ -85,11 +85,12 @@ _FIGURES = {
     "mem_len": int,
     "added": str,
     "perplexity": float,
-    "word_perplexity": float,
+    "word_perplexity": float | None,
     "bits_per_byte": float | None,
 }
 """What a card shows of a row of eval.py, and its type."""
 _HOW = {
+    "borders": "cut",
     "same_length": False,
     "clamp_len": -1,
     "ext_len": 0,
@@ -98,6 +99,8 @@ _HOW = {
     "dtype": "float32",
 }
 """What it says besides where it is not this: how the text was read."""
+_MEMORY = "read_with"
+"""The memory that a text was read with, where it is not that of the training, and its settings."""
 
 
 @dataclass(frozen=True)
@@ -211,17 +214,19 @@ def _figures(lm: "LanguageModel", evaluations: Sequence[str | Path]) -> list[str
             for name, usual in _HOW.items():
                 if row.get(name, usual) != usual:
                     how.append(f"{name} {row[name]}")
+            for name, value in row.get(_MEMORY, {}).items():
+                how.append(f"{name} {value}")
             cells = [
                 row["split"],
                 row["tgt_len"],
                 row["mem_len"],
                 ", ".join([row["added"] or "the model alone", *how]),
             ]
-            if row["bits_per_byte"] is None:
-                per_byte = ""
-            else:
-                per_byte = f"{row['bits_per_byte']:.4f}"
-            cells += [f"{row['perplexity']:.2f}", f"{row['word_perplexity']:.2f}", per_byte]
+            cells += [
+                f"{row['perplexity']:.2f}",
+                _figure(row["word_perplexity"], 2),
+                _figure(row["bits_per_byte"], 4),
+            ]
             lines.append(f"| {' | '.join(map(str, cells))} |")
         said = []
         for row in rows:
@@ -236,6 +241,13 @@ def _figures(lm: "LanguageModel", evaluations: Sequence[str | Path]) -> list[str
     return []
 
 
+def _figure(value: float | None, n_digit: int) -> str:
+    """Empty: it is not known, or infinite."""
+    if value is None:
+        return ""
+    return f"{value:.{n_digit}f}"
+
+
 def _rows(path: Path, weights: str) -> list[dict[str, Any]]:
     """The rows of an evaluation, each with how it was read.
 
@@ -244,7 +256,7 @@ def _rows(path: Path, weights: str) -> list[dict[str, Any]]:
     try:
         held = read_json(path)
         of = held["weights"]
-        how = {name: held[name] for name in _HOW if name in held}
+        how = {name: held[name] for name in (*_HOW, _MEMORY) if name in held}
         rows = [how | row for row in held["rows"]]
         for row in rows:
             require_fields({name: row[name] for name in _FIGURES}, _FIGURES)

@@ -238,6 +238,15 @@ def write_report(path: Path, report: Report) -> None:
     write_whole(path, json_text(dataclasses.asdict(report), indent=None, ensure_ascii=False))
 
 
+def is_report(path: Path) -> bool:
+    """Whether a file is a report.json of some version of txl."""
+    try:
+        content = read_json(path)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and {"format", "weights", "gains"} <= content.keys()
+
+
 def read_report(path: Path) -> Report:
     """The content of a report.json. Raises `UsageError` if it is none, is damaged or of another
     version, `OSError` if it cannot be read.
