@@ -207,7 +207,7 @@ def cut(content: bytes) -> int:
 
 def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
     """The texts of a file of rows, each with a line end; rows without text are left out, and a note
-    counts them. A file of no bytes has none. Raises `DataError` if it cannot be read, or has no such
+    counts them. A file of no content has none. Raises `DataError` if it cannot be read, or has no such
     field of text."""
     with reading(path):
         if not path.stat().st_size:
@@ -246,7 +246,9 @@ def _table_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
         lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         rows = csv.DictReader(lines, delimiter=_delimiter(path), strict=True)
         try:
-            names = list(filter(None, rows.fieldnames or []))
+            if rows.fieldnames is None:  # nothing is there
+                return
+            names = list(filter(None, rows.fieldnames))
             _require_column(path, field, names)
             for n, row in enumerate(rows, 1):
                 if n % 4096 == 0:

@@ -25,7 +25,8 @@ class AgentMemory:
 
     Attributes:
         memory: what the layers remember.
-        age_B: vectors of each row's episode so far, (B,); None: no row has ever started anew.
+        age_B: vectors of each row's episode before the first that the next segment reads, (B,);
+            None: no row has ever started anew.
         n_step_B: vectors of the segment that each row was last read in, (B,), where the position
             encoding depends on it; None: it does not, or nothing has been read.
     """

@@ -18,7 +18,9 @@ from txl.commands.reporting import (
     average_part,
     compared_lengths,
     evaluation_of,
+    folder_for,
     name_of,
+    name_of_model,
     report_of,
     saved_at,
 )
@@ -365,7 +367,14 @@ def test_the_report_of_what_is_no_run_is_kept_beside_it(here: Here) -> None:
     assert [report.name for report in reports] == ["hf", "hf2"]
     assert reports[0].dtype in ("float32", "bfloat16")
     assert Path("report.json").read_text() == '{"coverage": 97}'
+    shutil.copytree("hf", "cache/models--me--mine/snapshots/1a2b")
+    assert folder_for(Path("cache/models--me--mine/snapshots/1a2b")) == Path()
+    assert name_of_model(load("cache/models--me--mine/snapshots/1a2b")) == "me/mine"
+    shutil.copytree("hf", "data/snapshots/a")
+    assert folder_for(Path("data/snapshots/a")) == Path("data/snapshots/a")
     shutil.copy("report.json", "hf/report.json")
+    with pytest.raises(UsageError, match=r"no report\.json of txl"):
+        add_report("hf", data="text")
     said = here.refused(f"report hf --data text {LENGTHS} {PLAIN}")
     assert "hf/report.json: is there, and no report.json of txl" in said
     shutil.copy("hf2/report.json", "hf/report.json")

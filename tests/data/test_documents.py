@@ -353,6 +353,9 @@ def test_an_empty_table_is_left_out_with_a_notice(
     assert corpus.note.startswith("documents by row (1.csv has rows)")
     assert "0.csv: is empty, left out" in caplog.text
     assert len(corpus.document_starts("train")) > 1
+    (tmp_path / "0.csv").unlink()
+    (tmp_path / "0.csv.gz").write_bytes(gzip.compress(b""))
+    assert open_any(tmp_path).note.startswith("documents by row (")
 
 
 def test_mixed_line_ends_and_a_byte_order_mark_are_no_words(tmp_path: Path) -> None:

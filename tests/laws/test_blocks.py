@@ -231,3 +231,19 @@ def test_each_place_of_dropout_acts_alone(changes: dict[str, Any]) -> None:
     assert not any(torch.equal(states(place), quiet) for place in places)
     kept = states(model.drop) != 0  # the last hidden states too
     assert 0.3 < kept.double().mean() < 0.7
+
+
+def test_what_a_memory_adds_to_the_loss_is_added_with_documents_too() -> None:
+    model = build("expire_span").train()
+    context = Context(tgt_len=6, mem_len=5)
+    token_BT = torch.randint(N_TOKEN, (2, 12), generator=torch.Generator().manual_seed(1))
+    added = []
+    for since_BT in (None, torch.arange(12).expand(2, 12)):
+        memory = None
+        for part in (slice(0, 6), slice(6, 12)):
+            since = None if since_BT is None else since_BT[:, part]
+            _, memory = model(token_BT[:, part], memory, context, since)
+        assert memory is not None
+        assert memory.loss is not None
+        added.append(memory.loss)
+    torch.testing.assert_close(added[1], added[0])

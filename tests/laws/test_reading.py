@@ -82,6 +82,24 @@ def test_a_table_that_is_shorter_than_what_stands_together_is_read_alike(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("position", ["learned_absolute", "learned_per_layer"])
+def test_memory_tokens_have_places_of_their_own_in_each_segment(
+    position: str, text_BT: Tensor
+) -> None:
+    """A table of as many places as a segment and its memory tokens gives what a longer one does."""
+    longer = build("recurrent_tokens", position=position, n_position=40)
+    n_token = longer.config.own["n_memory_token"]
+    context = Context(tgt_len=5, mem_len=0)
+    exact = build("recurrent_tokens", position=position, n_position=5 + 2 * n_token)
+    state = longer.state_dict()
+    for name, weight in exact.state_dict().items():
+        state[name] = state[name][: len(weight)] if weight.ndim else state[name]
+    exact.load_state_dict(state)
+    expected = whole(longer, text_BT, context)
+    torch.testing.assert_close(whole(exact, text_BT, context), expected, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     "name", ["plain", "learned_absolute", "sinks", "compressive", "same", "no_memory"]
 )

@@ -267,19 +267,25 @@ def test_vectors_that_are_read_again_count_once(n_new: int, x_BTD: Tensor) -> No
     reset_BT[:, [0, 4]] = True
     other_BTD = x_BTD.clone()
     other_BTD[:, :4] += 1
-    step = max(0, n_new - context.ext_len)
-    places = [0, 0] if not step else list(range(0, T - n_new, step))
+    segments = [
+        (0, n_new),
+        (0, 6),
+        (4, 6),
+        (8, 6),
+    ]  # what is no longer than ext_len is read again whole
+    if n_new == 6:
+        del segments[0]
     outs = []
     for x in (x_BTD, other_BTD):
         memory, hidden = None, []
-        for at in places:
-            h, memory = body(x[:, at : at + n_new], memory, context, reset_BT[:, at : at + n_new])
+        for at, n in segments:
+            h, memory = body(x[:, at : at + n], memory, context, reset_BT[:, at : at + n])
             hidden.append(h[:, max(0, 4 - at) :])
         outs.append(torch.cat(hidden, dim=1))
         assert memory is not None
         assert memory.age_B is not None
-        age = places[-1] + step - (4 if places[-1] + step >= 4 else 0)
-        assert memory.age_B.tolist() == [age] * B
+        assert memory.age_B.tolist() == [8] * B, "the next segment begins at 12, the episode at 4"
+    assert outs[0].shape[1] == 2 + 6 + 6
     torch.testing.assert_close(outs[1], outs[0], rtol=0, atol=1e-12)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from txl.checkpoint import checkpoints, open_checkpoint
 from txl.cli.flags import Typed, read_flags, refuse_idle_flags
-from txl.commands.reporting import folder_of, report_of, say_where
+from txl.commands.reporting import folder_for, folder_of, report_of, require_place, say_where
 from txl.config import build, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import ReportConfig
@@ -20,7 +20,7 @@ from txl.evaluation.outputs import require_outputs
 from txl.language.model import LanguageModel
 from txl.language.sources import located
 from txl.report.page import write_page
-from txl.report.record import HTML, JSON, Report, is_report, read_report, write_report
+from txl.report.record import HTML, JSON, Report, read_report, write_report
 from txl.runtime.log import print_line
 
 MOST_USED = ("runs", "out", "mem_len", "split", "measure", "tokens", "data")
@@ -67,17 +67,10 @@ def page_for(asked: ReportConfig) -> Path:
     (name,) = asked.runs
     run = Path(name)
     if run.is_dir():
-        return home_of(run) / HTML
+        return folder_for(run) / HTML
     if run.is_file() and is_record(run):
         return run.with_suffix(".html")
     return Path(HTML)
-
-
-def home_of(folder: Path) -> Path:
-    """The run folder of a run or of one of its checkpoints."""
-    if (folder / "config.json").is_file() and (folder.absolute().parent / "latest").is_file():
-        return folder.absolute().parent
-    return folder
 
 
 def is_record(path: Path) -> bool:
@@ -129,11 +122,7 @@ def measured(run: str, asked: ReportConfig, typed: Typed) -> Report:
         target = Path(asked.json)
     else:
         target = folder_of(lm) / JSON
-        require(
-            lm.run is not None or not target.is_file() or is_report(target),
-            f"{target}: is there, and no report.json of txl; name another place with --json, or"
-            " remove it",
-        )
+        require_place(target)
     require_outputs({"--json": str(target)})
     report = report_of(lm, asked, typed)
     for gain in report.gains:

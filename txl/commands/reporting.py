@@ -28,6 +28,7 @@ from txl.evaluation.gain import (
     paired_bootstrap,
 )
 from txl.evaluation.measures.attention import attention_by_distance, attention_by_token
+from txl.evaluation.outputs import require_outputs
 from txl.evaluation.reading import within
 from txl.evaluation.report import HEAD, print_remarks
 from txl.evaluation.rows import Row
@@ -51,6 +52,7 @@ from txl.report.record import (
     Report,
     Said,
     Shown,
+    is_report,
     last_said,
     short_word,
     without_folders,
@@ -73,43 +75,66 @@ def add_report(run: str | Path, **settings: Any) -> Path:
     Args:
         settings: of `ReportConfig` and `DataConfig`.
     Raises:
-        UsageError: if the run cannot be read, or its text is not there any more.
+        UsageError: if the run cannot be read, its text is not there any more, or something else
+            stands where the two belong.
+        OSError: if they cannot be written there.
     """
     asked = build(ReportConfig, settings)
     lm = LanguageModel.open(run, device=asked.device, dtype=asked.dtype)
-    report = report_of(lm, asked, settings)
     folder = folder_of(lm)
-    write_report(folder / JSON, report)
-    write_page(folder / HTML, [report])
-    return folder / HTML
+    figures, page = folder / JSON, folder / HTML
+    require_outputs({"--out": str(page)})
+    require_place(figures)
+    report = report_of(lm, asked, settings)
+    write_report(figures, report)
+    write_page(page, [report])
+    return page
+
+
+def require_place(figures: Path) -> None:
+    """Raise `UsageError` if a file that is no report.json stands where one is to be written,
+    `OSError` if none can be.
+    """
+    require(
+        not figures.is_file() or is_report(figures),
+        f"{figures}: is there, and no report.json of txl; name another place with --json, or remove"
+        " it",
+    )
+    require_outputs({"--json": str(figures)})
 
 
 def folder_of(lm: LanguageModel) -> Path:
-    """Where the report of a model is kept: its run folder; of one that is no run of txl its own; of
-    a file, or a model of the hub, the current one.
+    """Where the report of a model is kept, see `folder_for`."""
+    return folder_for(lm.run or lm.folder)
+
+
+def folder_for(path: Path) -> Path:
+    """Where the report of what stands there is kept: the run folder of a run or of one of its
+    checkpoints, the folder of another model; of a file, and of what the library of the hub keeps, the
+    current one.
     """
-    if lm.run is None:
-        if lm.folder.is_dir() and not _is_of_hub(lm.folder):
-            return lm.folder
+    if not path.is_dir() or _is_of_hub(path):
         return Path()
-    if lm.run == lm.folder:
-        return lm.run.absolute().parent
-    return lm.run
+    parent = path.absolute().parent
+    if (path / "config.json").is_file() and (parent / "latest").is_file():
+        return parent
+    return path
 
 
-def _is_of_hub(folder: Path) -> bool:
+def _is_of_hub(path: Path) -> bool:
     """Whether this is a copy that the library of the hub keeps: models--OWNER--NAME/snapshots/DIGEST."""
-    return folder.absolute().parent.name == "snapshots"
+    copies = path.resolve().parent
+    return copies.name == "snapshots" and copies.parent.name.startswith("models--")
 
 
 def name_of_model(lm: LanguageModel) -> str:
     """What a model is called: as its run, its folder or file, or on the hub."""
-    if lm.run is not None:
-        return name_of(folder_of(lm))
-    folder = lm.folder.absolute()
-    if _is_of_hub(folder):
-        return folder.parents[1].name.removeprefix("models--").replace("--", "/")
-    return folder.name
+    place = lm.run or lm.folder
+    if _is_of_hub(place):
+        return place.resolve().parents[1].name.removeprefix("models--").replace("--", "/")
+    if place.is_dir():
+        return name_of(folder_for(place))
+    return place.name
 
 
 def name_of(folder: Path) -> str:

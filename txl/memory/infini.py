@@ -3,6 +3,7 @@ linear attention.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from txl.model.memory import State
 from txl.model.rule import Traits
 from txl.model.span import Span
 from txl.ops.heads import folded
-from txl.ops.numbers import at_least_float32, widened
+from txl.ops.numbers import at_least_float32, is_autocast_on, widened
 
 
 class Infini(BesideAttention):
@@ -103,6 +104,8 @@ def _read(matrix_BNHH: Tensor, norm_BNH: Tensor, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ matrix_BNHH / torch.where(weight_BNT1 > 0, weight_BNT1, 1)
 
 
-def _in_full_precision(like: Tensor) -> torch.autocast:
+def _in_full_precision(like: Tensor) -> AbstractContextManager:
     """Sums over all tokens that were read leave the range of float16 after a thousand of them."""
-    return torch.autocast(like.device.type, enabled=False)
+    if is_autocast_on(like.device):
+        return torch.autocast(like.device.type, enabled=False)
+    return nullcontext()

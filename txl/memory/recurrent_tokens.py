@@ -86,7 +86,8 @@ class RecurrentTokens(MemoryRule):
         n_token = len(layers[0].memory.begin_MD)
         n_new = 2 * n_token + h_BTD.shape[1]
         span = Span.of(reading.context, n_mem=0, n_new=n_new)
-        span = replace(span, n_full=2 * n_token + reading.span.n_full)  # of a segment that is open
+        n_full = 2 * n_token + reading.span.n_full - reading.span.n_mem  # of a segment that is open
+        span = replace(span, n_full=n_full)
         longer = replace(reading, span=span)
         h_BTD, states = run_layers(layers, h_BTD, states, longer)
         written_BMD = h_BTD[:, -n_token:].clone()

@@ -224,9 +224,13 @@ class MadeFinite(NamedTuple):
         """What is remembered after the segment, of NaN in rows whose last document is spoiled: so
         the next segment knows until the document ends.
         """
-        if isinstance(memory, Memory):
-            return memory.map(lambda tensor: _of_nan(tensor, self.goes_on_B))
-        return memory.spoiled(self.goes_on_B)
+        if not isinstance(memory, Memory):
+            return memory.spoiled(self.goes_on_B)
+        states = []
+        for state in memory.states:
+            spoiled = _changed(state, lambda tensor: _of_nan(tensor, self.goes_on_B))
+            states.append(spoiled._replace(loss=state.loss))
+        return Memory(tuple(states))
 
 
 def _of_nan(tensor: Tensor, row_B: Tensor) -> Tensor:

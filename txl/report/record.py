@@ -239,12 +239,12 @@ def write_report(path: Path, report: Report) -> None:
 
 
 def is_report(path: Path) -> bool:
-    """Whether a file is a report.json of some version of txl."""
+    """Whether a file looks like a report.json of txl, of any version, damaged or not."""
     try:
         content = read_json(path)
     except ValueError:
         return False
-    return isinstance(content, dict) and {"format", "weights", "gains"} <= content.keys()
+    return isinstance(content, dict) and "format" in content
 
 
 def read_report(path: Path) -> Report:

@@ -148,7 +148,8 @@ def readings_made(
 
 def was_read(study: Study, contrast: Contrast, runs: Path) -> bool:
     """Whether a reading of a contrast has been made, by what lies in `runs`: the study may ask for
-    its row, or its evaluation, no longer.
+    its row, or its evaluation, no longer. A reading that neither the study nor what was made of its
+    row has a name for counts as made.
     """
     for variant, column in {*contrast.of, *contrast.against}:
         for folder in (runs / slug(variant)).glob("seed_*"):
