@@ -141,6 +141,20 @@ def refusal(entry: str, *argv: str) -> str:
     return ""
 
 
+def test_a_value_with_a_space_is_no_flag() -> None:
+    """argparse takes it as a value, so its hyphens stay."""
+    for value in ("-- a well-known half-truth", "--Half-hearted , he said"):
+        assert read("generate", "--prompt", value) == {"prompt": value}
+
+
+def test_to_go_on_as_in_2019_is_refused_with_both_ways_to() -> None:
+    for argv in (["--restart"], ["--restart", "x.pt"]):
+        why = refusal("train", *argv)
+        assert "--resume" in why
+        assert "--init_from" in why
+    assert refusal("train", "--restart", "") == "", "the default of NVIDIA's"
+
+
 def test_no_flag_of_2019_is_unheard_of_and_each_takes_its_default() -> None:
     for entry, flags in ALL_2019.items():
         for flag in flags.split("|"):
@@ -384,3 +398,16 @@ def test_help_wins_over_a_mistake_and_shows_defaults_and_how_to_turn_switches_of
     )
     assert "--tf32, --no_tf32 float32 products" in text
     assert "--mom float sgd: momentum [0.0]" in text
+
+
+def test_an_estimate_is_of_the_model_that_would_be_trained(call: Callable[..., Any]) -> None:
+    """With as many words as --max_size leaves, and not in shards that are refused."""
+    size = "estimate --dataset wt103 --n_layer 2 --d_model 64 --n_head 2 --d_head 32 --d_inner 64"
+    whole, fewer = (call(*f"{size} {flags}".split()).out for flags in ("", "--max_size 50000"))
+    n_whole, n_fewer = (int(said.split()[1].replace(",", "")) for said in (whole, fewer))
+    assert n_whole - n_fewer == (267_735 - 50_001) * (64 + 1)
+    assert "shards" in whole
+    said = call(*f"{size} --optim muon".split()).out
+    assert "--shard: --optim muon" in said
+    assert "shards" not in said.splitlines()[1]
+    assert "--n_token" in call(*f"{size} --dataset bpe --tokenizer none.json".split()).err

@@ -120,6 +120,31 @@ def test_what_follows_from_other_settings_of_a_run_follows_from_typed_flags(here
     assert [one["context"]["compressed_len"] for one in (was, now)] == [8, 4]
 
 
+def test_what_was_found_for_a_run_is_found_anew_for_another(here: Here) -> None:
+    """The size of a table, the parts of a segment and the streams of all processes."""
+    first = pointed(Path("run")) / "config.json"
+    asked = "--position learned_relative --memory infini --local_batch_size 2"
+    here(f"train --config {first} --data text {asked}")
+    record = pointed(Path("new")) / "config.json"
+    assert config_of(Path("new"))["train"]["memory_parts"] == 4
+    asked = "--memory fifo --mem_len 30 --local_batch_size 3"
+    here(f"train --config {record} --work_dir next {asked}")
+    now = config_of(Path("next"))
+    assert now["model"]["own"]["n_position"] == now["context"]["tgt_len"] + 30
+    assert now["train"]["memory_parts"] == 1
+    assert now["train"]["batch_size"] == 3
+
+
+def test_programs_that_read_take_the_record_of_a_run(
+    here: Here, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """But what is of the training alone, and for texts that are written what is of the model."""
+    record = pointed(Path("run")) / "config.json"
+    assert here.rows(f"eval --config {record} --data text")
+    here(f"generate --config {record} --length 3")
+    assert "no effect" not in capfd.readouterr().err
+
+
 def test_a_table_is_for_one_program(here: Here) -> None:
     Path("all.toml").write_text('[eval]\nsplit = "test"\n[generate]\nlength = 3\n[train]\nlr = 1\n')
     rows = here.rows("eval --config all.toml")

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, current_value
 from txl.cli.presets import PRESETS, Entry, words_of
 from txl.cli.settings_file import NAMES_ELSEWHERE, words_of_file
-from txl.config import NamesParts, UsageError, fields_of, require
+from txl.config import Context, ModelConfig, NamesParts, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
 from txl.plugins import PLUGIN_HELP, is_from_file, taken_setting
 from txl.registry import (
@@ -110,7 +110,10 @@ def read_flags(
     # retired flags that are not typed are None
     values = {name: value for name, value in vars(typed).items() if value is not None}
     if presets is not None:
-        values = _of_file(parser, presets, classes, values) | values
+        of_file = _of_file(parser, presets, classes, values)
+        if "local_batch_size" in values:  # as in presets
+            of_file.pop("batch_size", None)
+        values = of_file | values
     preset = values.pop("preset", None)
     if preset is not None and presets is not None:
         values = vars(parser.parse_args(words_of(preset, presets, values))) | values
@@ -136,7 +139,7 @@ def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Ty
         return {}
     flags = parser._option_string_actions
     idle = {}
-    for cls in classes:
+    for cls in (*classes, ModelConfig, Context):  # which a run notes for all programs
         for key, f in fields_of(cls).items():
             if _conditions(key, f):
                 idle[key] = default_of(f)
@@ -295,9 +298,9 @@ class _Switch(argparse.Action):
 
 
 def _underscored(word: str) -> str:
-    if not word.startswith("--"):
-        return word
     name, equals, value = word[2:].partition("=")
+    if not word.startswith("--") or " " in name:  # argparse takes no flag with a space, but a value
+        return word
     return f"--{name.replace('-', '_')}{equals}{value}"
 
 

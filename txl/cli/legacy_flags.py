@@ -58,7 +58,9 @@ _REFUSED = {
     "sample_softmax": Retired(1, "it never worked in the original; use --adaptive"),
     "finetune_v2": Retired(0, "it did nothing in the original"),
     "finetune_v3": Retired(0, "it did nothing in the original"),
-    "restart": Retired("?", _RESUME),
+    "restart": Retired(
+        "?", f"{_RESUME}; --init_from FOLDER begins a new run with the weights of another"
+    ),
     "restart_dir": Retired(
         1,
         "--init_from FOLDER begins a new run with the weights of another, and --resume continues"
@@ -122,7 +124,7 @@ def add_legacy_flags(parser: argparse.ArgumentParser, known: set[str]) -> None:
             else:
                 given = {"nargs": retired.n_value}
             if retired.n_value == "?":
-                given["const"] = ""
+                given["const"] = "given"
             parser.add_argument(
                 f"--{name}", dest=f"retired {name}", help=argparse.SUPPRESS, default=None, **given
             )

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from txl.cli.presets import Entry
-from txl.config import UsageError, require
+from txl.config import Context, ModelConfig, UsageError, require
 from txl.files import content_of
+from txl.memory import n_kept_at_most, parts_by_default
 from txl.registry import settings_before
 
 _PROGRAMS = ("train", "eval", "generate")
@@ -100,7 +101,7 @@ def words_of_file(
 def _settings_in(
     path: Path,
     entry: Entry,
-    flags: Collection[str],
+    flags: Mapping[str, argparse.Action],
     idle: Mapping[str, Any],
     name: str | None,
 ) -> dict[str, Any]:
@@ -127,7 +128,10 @@ def _is_table(content: Any, *, with_key: str) -> bool:
 
 
 def _of_run(
-    record: Mapping[str, Any], entry: Entry, flags: Collection[str], idle: Mapping[str, Any]
+    record: Mapping[str, Any],
+    entry: Entry,
+    flags: Mapping[str, argparse.Action],
+    idle: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What the run was started with, as far as another one can be; not where it was, and not what
     follows from other settings, which typed flags may change.
@@ -139,16 +143,39 @@ def _of_run(
     settings = {**settings_before(str(settings.get("memory"))), **settings}
     if entry == "train":
         follows = _FOLLOWS
+        for name in _resolved(record, settings):
+            del settings[name]
     else:
         follows = {}
+    if entry == "generate":  # its tokenizer is the model's
+        settings = {name: settings[name] for name in settings if name not in record["data"]}
     kept = {}
     for key, value in settings.items():
         is_idle = key in idle and value == idle[key]
         is_given = key not in follows or value != settings.get(follows[key])
         asks_nothing = value in ("", []) or is_idle or not is_given
-        if f"--{key}" in flags and key not in _OF_ONE_RUN and not asks_nothing:
+        is_flag = f"--{key}" in flags and flags[f"--{key}"].help != argparse.SUPPRESS
+        if is_flag and key not in _OF_ONE_RUN and not asks_nothing:
             kept[key] = value
     return kept
+
+
+def _resolved(record: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """The settings of a training that were found from others, as train.py finds them."""
+    found = []
+    try:
+        model = ModelConfig(**record["model"])
+        context = Context(**record["context"])
+    except (TypeError, ValueError):  # damaged, or of a plug-in: they stay, and are refused later
+        return []
+    n_position = context.tgt_len + context.ext_len + n_kept_at_most(model, context)
+    if settings.get("n_position") == n_position:
+        found.append("n_position")
+    if settings.get("memory_parts") == parts_by_default(model.memory, context):
+        found.append("memory_parts")
+    if settings.get("local_batch_size") is not None and "batch_size" in settings:
+        found.append("batch_size")
+    return found
 
 
 def _parsed(path: Path) -> dict[str, Any]:

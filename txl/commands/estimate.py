@@ -31,6 +31,7 @@ from txl.training.config import TrainConfig
 from txl.training.learning import freeze
 from txl.training.plan import ClusterConfig, Device, Plan, checkpoint_bytes, plan
 from txl.training.run import worlds_that_fit
+from txl.training.sharding import why_not_in_shards
 
 WORDS = {
     "wt103": 267_735,
@@ -62,21 +63,16 @@ def main(argv: Sequence[str]) -> int:
     typed, notes = with_fitting_batch(typed, ranks)
     config, context, data, asked, *_ = new_settings(typed, ranks)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
-    n_token = cluster.n_token or data.vocab_size or WORDS.get(data.dataset)
-    require(
-        n_token is not None,
-        f"--dataset {data.dataset}: its vocabulary is in its text; give its size with --n_token",
-    )
-    assert isinstance(asked, Shape)
-    require(
-        asked.cutoffs != AUTO, "--cutoffs auto: needs the text; give the ranks that train.py prints"
-    )
-    shape = asked.of_words(n_token or 0, data.dataset)
+    shape = shape_with_words(asked, cluster.n_token or known_size(data), data)
+    kinds = dict(KINDS)
+    if why := why_not_in_shards(shape, config):
+        del kinds["shards"]
+        notes.append(why)
 
     def estimated() -> tuple[dict[str, Plan], int, int]:
         model = estimated_model(shape, config, context, dtype)
         plans = {}
-        for name, shard in KINDS.items():
+        for name, shard in kinds.items():
             plans[name] = plan(model, config, context, cluster, dtype, shard=shard)
         return (
             plans,
@@ -104,6 +100,30 @@ def main(argv: Sequence[str]) -> int:
         tokens = config.batch_size * context.tgt_len
         write_json(Path(cluster.json), record | _recorded(plans, tokens))
     return 0
+
+
+def shape_with_words(asked: Any, n_token: int | None, data: DataConfig) -> ModelConfig:
+    """The architecture with so many words. Raises `UsageError` if it needs the text."""
+    require(
+        n_token is not None,
+        f"--dataset {data.dataset}: its vocabulary is in its text, or the file of --tokenizer; give"
+        " its size with --n_token",
+    )
+    assert isinstance(asked, Shape)
+    require(
+        asked.cutoffs != AUTO, "--cutoffs auto: needs the text; give the ranks that train.py prints"
+    )
+    return asked.of_words(n_token or 0, data.dataset)
+
+
+def known_size(data: DataConfig) -> int | None:
+    """The size of a vocabulary that is known without the text; None: it is not."""
+    if data.tokenizer is not None:
+        return None
+    n_token = data.vocab_size or WORDS.get(data.dataset)
+    if n_token is not None and data.max_size is not None:
+        n_token = min(n_token, data.max_size + 1)  # and <eos>
+    return n_token
 
 
 def _print_rows(rows: Mapping[str, Sequence[str]], notes: Sequence[str]) -> None:
@@ -208,12 +228,15 @@ def describe_limit(
     plans: dict[str, Plan], device: Device, config: TrainConfig, *, n_gpu: int
 ) -> str:
     """What limits the training, and what helps, in a sentence."""
-    ddp, shards = plans.values()
+    ddp = plans["DDP"]
+    shards = plans.get("shards", ddp)
     if min(ddp.peak, shards.peak) > device.gib * 2**30:
+        needed = f"{ddp.peak / 2**30:.1f}"
+        if "shards" in plans:
+            needed = f"{shards.peak / 2**30:.1f} with --shard, {needed} without"
         return (
-            f"Memory is the limit: a GPU has {device.gib:g} GiB and needs {shards.peak / 2**30:.1f}"
-            f" with --shard, {ddp.peak / 2**30:.1f} without; try --recompute, --batch_chunk,"
-            " --swap_mem or more GPUs."
+            f"Memory is the limit: a GPU has {device.gib:g} GiB and needs {needed}; try --recompute,"
+            " --batch_chunk, --swap_mem or more GPUs."
         )
     fewer_launches = "--compile"
     if n_gpu == 1:

@@ -24,7 +24,7 @@ from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.transfer import remember_typed
 from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
-from txl.memory import lengths_with, n_kept_at_most
+from txl.memory import lengths_with, n_kept_at_most, parts_by_default
 from txl.model.parts import require_masks_documents, require_works
 from txl.model.rule import MemoryRule
 from txl.positions.base import TableSettings
@@ -129,8 +129,6 @@ def shape_of(typed: Typed, context: Context) -> Shape:
 _LOG = logging.getLogger(__name__)
 ENDLESS = 2**53 - 1
 """Updates that no training makes; JSON holds it exactly."""
-_PARTS = 4
-"""Of a segment, where a memory learns from later ones what to write in earlier ones."""
 
 
 class Settings(NamedTuple):
@@ -255,11 +253,7 @@ def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
     if rule.traits.compresses:
         context = context.overlaid(compressed_len=context.n_compressed)
     if train.memory_parts is None:
-        in_parts = rule.traits.learns_to_write and not context.ext_len
-        if in_parts:
-            n_part = min(_PARTS, context.tgt_len)
-        else:
-            n_part = 1
+        n_part = parts_by_default(shape.memory, context)
         train = dataclasses.replace(train, memory_parts=n_part)
     note = _note_on_parts(rule, shape.memory, train.n_part, context)
     if note and ranks.is_main:

@@ -27,6 +27,7 @@ __all__ = [
     "is_bounded",
     "lengths_with",
     "n_kept_at_most",
+    "parts_by_default",
     "remembers",
     "require_works",
     "unbounded",
@@ -50,6 +51,17 @@ def n_kept_at_most(config: ModelConfig, context: Context) -> int:
     full."""
     rule = _rules(config)[0]
     return rule.n_kept(rule.full(config, context, 1, like=torch.empty(0, device="meta")))
+
+
+_PARTS = 4
+"""Of a segment, where a memory learns from later ones what to write in earlier ones."""
+
+
+def parts_by_default(memory: str, context: Context) -> int:
+    """In how many parts a segment of the training is read where --memory_parts does not say it."""
+    if MEMORIES[memory].traits.learns_to_write and not context.ext_len:
+        return min(_PARTS, context.tgt_len)
+    return 1
 
 
 def remembers(config: ModelConfig, context: Context) -> bool:

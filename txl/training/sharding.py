@@ -31,15 +31,22 @@ def require_shards(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> Non
     """Raise `UsageError` if the model is to be sharded and a setting is in the way, which the
     message names.
     """
-    if not in_shards(config, ranks):
-        return
-    require(
-        not shape.reversible,
-        "--shard: --reversible recomputes its layers by a pass that cannot gather weights; drop one"
-        " of the two",
-    )
+    if in_shards(config, ranks):
+        why = why_not_in_shards(shape, config)
+        require(not why, why)
+
+
+def why_not_in_shards(shape: ModelConfig, config: TrainConfig) -> str:
+    """What is in the way of sharding a model; empty: nothing."""
+    if shape.reversible:
+        return (
+            "--shard: --reversible recomputes its layers by a pass that cannot gather weights; drop"
+            " one of the two"
+        )
     why = rule_of(config).not_in_shards
-    require(not why, f"--shard: --optim {config.optim} {why}")
+    if why:
+        return f"--shard: --optim {config.optim} {why}"
+    return ""
 
 
 def model_in_shards(
