@@ -143,7 +143,7 @@ def refusal(entry: str, *argv: str) -> str:
 
 def test_a_value_with_a_space_is_no_flag() -> None:
     """argparse takes it as a value, so its hyphens stay."""
-    for value in ("-- a well-known half-truth", "--Half-hearted , he said"):
+    for value in ("-- a well-known half-truth", "--Half-hearted , he said", "--well-known=a fact"):
         assert read("generate", "--prompt", value) == {"prompt": value}
 
 

@@ -361,12 +361,12 @@ def test_the_report_of_what_is_no_run_is_kept_beside_it(here: Here) -> None:
     """Each under its own name; nothing of another program is lost."""
     for name in ("hf", "hf2"):
         here(f"convert run {name} --to huggingface")
-    Path("report.json").write_text('{"coverage": 97}')
+    Path("report.json").write_text('{"format": "other", "coverage": 97}')
     here(f"report hf hf2 --data text --dtype auto {LENGTHS} {PLAIN}")
     reports = [read_report(Path(name, "report.json")) for name in ("hf", "hf2")]
     assert [report.name for report in reports] == ["hf", "hf2"]
     assert reports[0].dtype in ("float32", "bfloat16")
-    assert Path("report.json").read_text() == '{"coverage": 97}'
+    assert Path("report.json").read_text() == '{"format": "other", "coverage": 97}'
     shutil.copytree("hf", "cache/models--me--mine/snapshots/1a2b")
     assert folder_for(Path("cache/models--me--mine/snapshots/1a2b")) == Path()
     assert name_of_model(load("cache/models--me--mine/snapshots/1a2b")) == "me/mine"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import BEFORE, Here, config_of, pointed
+from txl.cli.flags import read_flags
+from txl.studies.runner import TRAINING
 
 PAGES = Path(__file__).parents[2] / "docs"
 TINY = {
@@ -133,6 +135,23 @@ def test_what_was_found_for_a_run_is_found_anew_for_another(here: Here) -> None:
     assert now["model"]["own"]["n_position"] == now["context"]["tgt_len"] + 30
     assert now["train"]["memory_parts"] == 1
     assert now["train"]["batch_size"] == 3
+    again = read_flags(["--config", str(record)], *TRAINING, description="", presets="train")
+    assert "batch_size" not in again, "of as many processes as there will be"
+    asked = "--batch_size 2 --no_adaptive"
+    here(f"train --config {record} --work_dir last {asked}")
+    assert config_of(Path("last"))["train"]["batch_size"] == 2
+
+
+def test_a_record_that_was_edited_is_said_to_be_so(here: Here) -> None:
+    content = config_of(Path("run"))
+    for part, name, value, says in (
+        ("context", "mem_len", [8], "mem_len: takes one value"),
+        ("model", "n_layer", 2.0, "n_layer: invalid int value"),
+        ("model", "memory", "mine", "memory: invalid choice"),
+    ):
+        edited = {**content, part: {**content[part], name: value}}
+        Path("edited.json").write_text(json.dumps(edited))
+        assert says in here.refused("train --config edited.json --data text")
 
 
 def test_programs_that_read_take_the_record_of_a_run(

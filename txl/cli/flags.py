@@ -11,7 +11,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -100,7 +100,7 @@ def read_flags(
         if option.startswith("--"):
             known.add(option)
     add_legacy_flags(parser, known)
-    typed, unknown = parser.parse_known_args([_underscored(word) for word in argv])
+    typed, unknown = parser.parse_known_args([_underscored(word, known) for word in argv])
     if unknown:
         name = unknown[0].partition("=")[0].removeprefix("--").removeprefix("no_")
         for why, others in elsewhere.items():
@@ -111,8 +111,8 @@ def read_flags(
     values = {name: value for name, value in vars(typed).items() if value is not None}
     if presets is not None:
         of_file = _of_file(parser, presets, classes, values)
-        if "local_batch_size" in values:  # as in presets
-            of_file.pop("batch_size", None)
+        for name in _replaced(values):
+            of_file.pop(name, None)
         values = of_file | values
     preset = values.pop("preset", None)
     if preset is not None and presets is not None:
@@ -125,6 +125,20 @@ def read_flags(
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
+
+
+def _replaced(typed: Typed) -> set[str]:
+    """Settings of a file that mean nothing beside typed ones."""
+    gone = set()
+    if "local_batch_size" in typed:
+        gone.add("batch_size")
+    if "batch_size" in typed:
+        gone.add("local_batch_size")
+    if "cutoffs" in typed:
+        gone.add("adaptive")
+    if typed.get("adaptive") is False:
+        gone |= {"cutoffs", "div_val"}
+    return gone
 
 
 def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Typed) -> Typed:
@@ -152,7 +166,8 @@ def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Ty
 
 def has_flag(argv: Sequence[str], name: str) -> bool:
     """True if a command line has a flag."""
-    return any(_underscored(word).partition("=")[0] == f"--{name}" for word in argv)
+    flag = f"--{name}"
+    return any(_underscored(word, {flag}).partition("=")[0] == flag for word in argv)
 
 
 def named(argv: Sequence[str], name: str) -> Sequence[str]:
@@ -297,11 +312,17 @@ class _Switch(argparse.Action):
         setattr(namespace, self.dest, option_string == f"--{self.dest}")
 
 
-def _underscored(word: str) -> str:
-    name, equals, value = word[2:].partition("=")
-    if not word.startswith("--") or " " in name:  # argparse takes no flag with a space, but a value
+def _underscored(word: str, known: Collection[str]) -> str:
+    """A word with the flag that it names as it is written here; a value with a space may begin with
+    two dashes, too.
+    """
+    if not word.startswith("--"):
         return word
-    return f"--{name.replace('-', '_')}{equals}{value}"
+    name, equals, value = word[2:].partition("=")
+    flag = f"--{name.replace('-', '_')}"
+    if " " in word and flag not in known:
+        return word
+    return f"{flag}{equals}{value}"
 
 
 def _add_flags(parser: _Parser, classes: Sequence[type], first: Sequence[str]) -> None:

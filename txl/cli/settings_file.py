@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from txl.cli.presets import Entry
-from txl.config import Context, ModelConfig, UsageError, require
+from txl.config import Context, ModelConfig, UsageError, hints_of, require
 from txl.files import content_of
 from txl.memory import n_kept_at_most, parts_by_default
 from txl.registry import settings_before
+from txl.runtime.records import require_fields
 
 _PROGRAMS = ("train", "eval", "generate")
 _PARTS_OF_A_RUN = ("data", "model", "context", "train")
@@ -137,7 +138,10 @@ def _of_run(
     follows from other settings, which typed flags may change.
     """
     settings: dict[str, Any] = {}
-    for part in _PARTS_OF_A_RUN:
+    parts = _PARTS_OF_A_RUN
+    if entry == "generate":  # it draws and spells in a way of its own
+        parts = ("model", "context")
+    for part in parts:
         settings |= record[part]
     settings |= settings.pop("own", {})
     settings = {**settings_before(str(settings.get("memory"))), **settings}
@@ -147,8 +151,7 @@ def _of_run(
             del settings[name]
     else:
         follows = {}
-    if entry == "generate":  # its tokenizer is the model's
-        settings = {name: settings[name] for name in settings if name not in record["data"]}
+        settings.pop("vocabulary", None)  # of what the training began with; the run has its own
     kept = {}
     for key, value in settings.items():
         is_idle = key in idle and value == idle[key]
@@ -163,18 +166,19 @@ def _of_run(
 def _resolved(record: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     """The settings of a training that were found from others, as train.py finds them."""
     found = []
-    try:
-        model = ModelConfig(**record["model"])
-        context = Context(**record["context"])
-    except (TypeError, ValueError):  # damaged, or of a plug-in: they stay, and are refused later
-        return []
-    n_position = context.tgt_len + context.ext_len + n_kept_at_most(model, context)
-    if settings.get("n_position") == n_position:
-        found.append("n_position")
-    if settings.get("memory_parts") == parts_by_default(model.memory, context):
-        found.append("memory_parts")
     if settings.get("local_batch_size") is not None and "batch_size" in settings:
         found.append("batch_size")
+    try:
+        model = ModelConfig(**require_fields(record["model"], hints_of(ModelConfig)))
+        context = Context(**require_fields(record["context"], hints_of(Context)))
+        n_position = context.tgt_len + context.ext_len + n_kept_at_most(model, context)
+        n_part = parts_by_default(model.memory, context)
+    except (TypeError, ValueError):  # edited, or of a plug-in: what is wrong is said later
+        return found
+    if settings.get("n_position") == n_position:
+        found.append("n_position")
+    if settings.get("memory_parts") == n_part:
+        found.append("memory_parts")
     return found
 
 

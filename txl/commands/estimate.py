@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     kinds = dict(KINDS)
     if why := why_not_in_shards(shape, config):
         del kinds["shards"]
-        notes.append(why)
+        notes.append(f"No shards. {why}")
 
     def estimated() -> tuple[dict[str, Plan], int, int]:
         model = estimated_model(shape, config, context, dtype)
@@ -106,8 +106,8 @@ def shape_with_words(asked: Any, n_token: int | None, data: DataConfig) -> Model
     """The architecture with so many words. Raises `UsageError` if it needs the text."""
     require(
         n_token is not None,
-        f"--dataset {data.dataset}: its vocabulary is in its text, or the file of --tokenizer; give"
-        " its size with --n_token",
+        f"--dataset {data.dataset}: its vocabulary is in its text, by --min_freq too, or in the file"
+        " of --tokenizer; give its size with --n_token",
     )
     assert isinstance(asked, Shape)
     require(
@@ -118,7 +118,7 @@ def shape_with_words(asked: Any, n_token: int | None, data: DataConfig) -> Model
 
 def known_size(data: DataConfig) -> int | None:
     """The size of a vocabulary that is known without the text; None: it is not."""
-    if data.tokenizer is not None:
+    if data.tokenizer is not None or data.min_freq > 0:
         return None
     n_token = data.vocab_size or WORDS.get(data.dataset)
     if n_token is not None and data.max_size is not None:

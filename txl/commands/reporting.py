@@ -4,6 +4,7 @@ they come from.
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -95,10 +96,10 @@ def require_place(figures: Path) -> None:
     """Raise `UsageError` if a file that is no report.json stands where one is to be written,
     `OSError` if none can be.
     """
+    is_free = not figures.is_file() or figures.is_symlink() or not figures.stat().st_size
     require(
-        not figures.is_file() or is_report(figures),
-        f"{figures}: is there, and no report.json of txl; name another place with --json, or remove"
-        " it",
+        is_free or is_report(figures),
+        f"{figures}: is there, and no report.json of txl; move or remove it",
     )
     require_outputs({"--json": str(figures)})
 
@@ -113,11 +114,13 @@ def folder_for(path: Path) -> Path:
     checkpoints, the folder of another model; of a file, and of what the library of the hub keeps, the
     current one.
     """
-    if not path.is_dir() or _is_of_hub(path):
+    if not path.is_dir():
         return Path()
-    parent = path.absolute().parent
+    parent = Path(os.path.abspath(path)).parent
     if (path / "config.json").is_file() and (parent / "latest").is_file():
-        return parent
+        path = parent
+    if _is_of_hub(path):
+        return Path()
     return path
 
 
@@ -130,8 +133,9 @@ def _is_of_hub(path: Path) -> bool:
 def name_of_model(lm: LanguageModel) -> str:
     """What a model is called: as its run, its folder or file, or on the hub."""
     place = lm.run or lm.folder
-    if _is_of_hub(place):
-        return place.resolve().parents[1].name.removeprefix("models--").replace("--", "/")
+    for copy in (place, place.resolve().parent):  # of the whole, or of one of its checkpoints
+        if _is_of_hub(copy):
+            return copy.resolve().parents[1].name.removeprefix("models--").replace("--", "/")
     if place.is_dir():
         return name_of(folder_for(place))
     return place.name
@@ -141,7 +145,7 @@ def name_of(folder: Path) -> str:
     """What a run is called: as its folder; a run of a study, `VARIANT/seed_1/run`, as its variant
     and seed.
     """
-    folder = folder.absolute()
+    folder = Path(os.path.abspath(folder))
     if folder.name == "run" and folder.parent.name.startswith("seed_"):
         return f"{folder.parent.parent.name}/{folder.parent.name}"
     return folder.name

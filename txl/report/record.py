@@ -244,7 +244,7 @@ def is_report(path: Path) -> bool:
         content = read_json(path)
     except ValueError:
         return False
-    return isinstance(content, dict) and "format" in content
+    return isinstance(content, dict) and type(content.get("format")) is int
 
 
 def read_report(path: Path) -> Report:
@@ -259,7 +259,7 @@ def read_report(path: Path) -> Report:
         ) from None
     except ValueError as error:
         raise UsageError(
-            f"{path}: not JSON ({error}); name a run, or measure again: txl report RUN"
+            f"{path}: not JSON ({error}); remove it and measure again: txl report RUN"
         ) from None
     if not isinstance(content, dict) or "format" not in content:
         raise UsageError(
