@@ -1,6 +1,7 @@
 """The tokenizer of a pretrained model: of a folder of Hugging Face, with its special tokens."""
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from .subwords import Subwords
 from .texts import Texts
 from .tokenizer import MEASURES, Batch, Block, Encoded, escaped, sizes_of
 
+_LOG = logging.getLogger(__name__)
 _TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
 _OURS = "txl"
@@ -87,7 +89,7 @@ class Pretrained(Subwords):
         with reading(path):
             content = typed_content(path)
         try:
-            text = content.decode()
+            text = _with_rows(content.decode(), n_token, path)
             ids = _ids_of(text)
             return cls(text, _special_in(folder, ids, n_token))
         except DataError:
@@ -312,6 +314,20 @@ def _block(batch: Batch, piece: InOnePiece) -> Block:
         none = np.zeros((0, len(MEASURES)), dtype=np.uint32)
         block = block._replace(sizes=np.concatenate([none, *(part.sizes for part in parts)]))
     return block
+
+
+def _with_rows(content: str, n_token: int, path: Path) -> str:
+    """A tokenizer.json without the tokens that were added to it, and not to the model of `n_token`,
+    and a notice that names them."""
+    parts = json.loads(content)
+    added = parts.get("added_tokens") or []
+    beyond = [token for token in added if token["id"] >= n_token]
+    if not beyond:
+        return content
+    names = ", ".join(token["content"] for token in beyond)
+    _LOG.warning("%s: added to the tokenizer, not to the model: %s", path, names)
+    parts["added_tokens"] = [token for token in added if token not in beyond]
+    return json.dumps(parts)
 
 
 def _ids_of(content: str) -> dict[str, int]:

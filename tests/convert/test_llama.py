@@ -101,6 +101,18 @@ def test_masks_that_older_checkpoints_keep_beside_the_weights_are_left_out(
     assert all(torch.equal(kept[name], plain[name]) for name in plain)
 
 
+def test_weights_of_several_dtypes_are_read_in_one_that_holds_all(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """As matrices in 16 bits with norms in 32 are; those that come first are the head's, or the table's."""
+    state = state_of(settings)
+    for name in state:
+        state[name] = state[name].to(torch.float32 if "norm" in name else torch.bfloat16)
+    state["model.norm.weight"] = 1e5 * torch.ones_like(state["model.norm.weight"])
+    model = convert(write(tmp_path / "mixed", settings, state)).model
+    assert torch.equal(model.final_norm.weight, state["model.norm.weight"])
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "gpt_neox" not in kind])
 def test_weights_and_settings_go_back_as_they_came(kind: str, tmp_path: Path) -> None:
     settings = KINDS[kind]["config"]

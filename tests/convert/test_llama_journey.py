@@ -138,6 +138,20 @@ def test_subwords_of_our_own_are_read_there_as_here(tmp_path: Path, ends: bool) 
     assert theirs.encode("the end").ids == [tokenizer.eos_id, *lm.encode("the end")]
 
 
+def test_tokens_that_the_model_has_no_rows_for_are_left_out(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a padding token that was added to the tokenizer alone."""
+    n_token = txl.load(folder).model_config.n_token
+    content = json.loads((folder / "tokenizer.json").read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    pad = {"id": n_token, "content": "[PAD]", "special": True, **flags}
+    content["added_tokens"].append(pad)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert "[PAD]" not in txl.load(folder).tokenizer.words
+    assert "added to the tokenizer, not to the model: [PAD]" in caplog.text
+
+
 @pytest.mark.parametrize("ends", [None, 1, [1, 3]])
 def test_texts_end_there_with_the_tokens_that_end_them_here(folder: Path, ends: Any) -> None:
     """Be they others than the tokenizer's `eos_token`, or none."""

@@ -17,8 +17,9 @@ from tests.convert.pickled import foreign, save_nvidia, save_original
 from tests.golden.test_model import Golden
 from txl.config import Context, ModelConfig, UsageError
 from txl.convert import convert, from_huggingface, from_kimiyoung, to_kimiyoung
-from txl.convert.huggingface import configs_of, read_huggingface
+from txl.convert.huggingface import configs_of, read_huggingface, weights_in
 from txl.convert.kimiyoung import arguments_for_kimiyoung
+from txl.convert.tensor_files import tensors_of
 from txl.data_utils.words import Vocab
 from txl.evaluation.conventions import ZeroMemory
 from txl.language.export import write_original
@@ -378,6 +379,50 @@ def test_tokens_added_to_a_hugging_face_tokenizer_are_words(hf: Path) -> None:
         with pytest.raises(UsageError, match=file):
             txl.load(hf)
         (hf / file).unlink()
+
+
+def test_tokens_added_to_an_export_are_words_as_far_as_the_model_has_rows(
+    hf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where config.json says how the text of the training was read, as that of an export does."""
+    config = json.loads((hf / "config.json").read_text())
+    said = {"txl_data": {"data": ["text"], "dataset": "wt103"}}
+    (hf / "config.json").write_text(json.dumps(config | said))
+    write_words(hf, WORDS[:-1])
+    (hf / "added_tokens.json").write_text('{"<pad>": 199, "[PAD]": 200}')
+    assert txl.load(hf).tokenizer.words[198:] == ["w196", "<pad>"]
+    assert "added to the tokenizer, not to the model: ['[PAD]']" in caplog.text
+    write_words(hf)
+    assert txl.load(hf, vocabulary=hf / "vocab.txt").tokenizer.words == WORDS
+
+
+def test_shards_come_before_a_pickle_that_was_left_behind(hf: Path) -> None:
+    """As transformers reads them."""
+    write_words(hf)
+    state = tensors_of(weights_in(hf))
+    (hf / "model.safetensors").unlink(missing_ok=True)
+    torch.save(state, hf / "pytorch_model.bin")
+    doubled = {name: 2 * tensor for name, tensor in state.items()}  # none shares memory
+    save_file(doubled, hf / "model-00001-of-00001.safetensors")
+    names = dict.fromkeys(doubled, "model-00001-of-00001.safetensors")
+    (hf / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    read = txl.load(hf).model.layers[0].attn_norm.weight
+    assert torch.equal(read, doubled["transformer.layers.0.dec_attn.layer_norm.weight"])
+
+
+@pytest.mark.parametrize("first", [torch.float16, torch.bfloat16])
+def test_weights_of_several_dtypes_are_read_in_one_that_holds_all(
+    hf: Path, first: torch.dtype
+) -> None:
+    write_words(hf)
+    state = {}
+    for name, tensor in tensors_of(weights_in(hf)).items():
+        state[name] = tensor.clone()
+        if "layer_norm" not in name:
+            state[name] = state[name].to(first)
+    save_file(state, hf / "model.safetensors")
+    read = txl.load(hf).model.layers[0].attn_norm.weight
+    assert torch.equal(read, state["transformer.layers.0.dec_attn.layer_norm.weight"])
 
 
 def test_a_folder_is_written_once_and_only_with_words_that_fit(here: Here, hf: Path) -> None:

@@ -3,6 +3,7 @@ or a folder is.
 """
 
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from txl.runtime.records import read_json
 __all__ = ["Converted", "convert", "from_huggingface", "from_kimiyoung", "to_kimiyoung"]
 
 
+_LOG = logging.getLogger(__name__)
 _VOCABULARIES = ("vocab.txt", "vocab.json", "vocab.bin", "vocab.pkl", "cache.pt", "tokenizer.json")
 
 
@@ -86,7 +88,7 @@ def _converted(kind: type[Source], place: Place, vocabulary: Path | None) -> Con
                 break
     words = found.words
     if beside is not None:
-        words = with_added(read_words(beside), place.folder)
+        words = with_added(read_words(beside), place.folder, found.model.config.n_token)
     return Converted(
         kind.kind,
         found.model.eval(),
@@ -101,10 +103,10 @@ def _converted(kind: type[Source], place: Place, vocabulary: Path | None) -> Con
     )
 
 
-def with_added(words: Sequence[str], folder: Path) -> list[str]:
-    """The words with those that Hugging Face's `add_tokens` put after them: in
-    tokenizer_config.json, in tokenizer.json alone by transformers 5, in added_tokens.json by older
-    versions. Raises `UsageError` if one of these is damaged.
+def with_added(words: Sequence[str], folder: Path, n_token: int) -> list[str]:
+    """The words with those that Hugging Face's `add_tokens` put after them, for which the model of
+    `n_token` words has rows: in tokenizer_config.json, in tokenizer.json alone by transformers 5, in
+    added_tokens.json by older versions. Raises `UsageError` if one of these is damaged.
     """
     by_id: dict[int, str] = {}
     for name, entries in (
@@ -120,10 +122,11 @@ def with_added(words: Sequence[str], folder: Path) -> list[str]:
                 raise UsageError(
                     f"{path}: names added tokens and is damaged; use another copy"
                 ) from None
-    return [
-        *words,
-        *itertools.takewhile(bool, (by_id.get(i, "") for i in itertools.count(len(words)))),
-    ]
+    added = [*itertools.takewhile(bool, (by_id.get(i, "") for i in itertools.count(len(words))))]
+    n_row = max(0, n_token - len(words))
+    if added[n_row:]:
+        _LOG.warning("%s: added to the tokenizer, not to the model: %s", folder, added[n_row:])
+    return [*words, *added[:n_row]]
 
 
 def _in_tokenizer(content: Any) -> dict[int, str]:

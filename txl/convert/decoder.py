@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
+from txl.convert.tensor_files import widest
 from txl.model.sizes import model_without_values, shapes_of, weights_of
 from txl.model.transformer import TransformerXL
 from txl.positions.rotary import Rotary
@@ -216,7 +217,7 @@ def filled(
         require(good, f"{path}: {name} is no finite floating-point tensor; use another copy")
     model = model_without_values(config, device="cpu")
     used = set()
-    dtype = next(iter(state.values())).dtype
+    dtype = widest(state.values())
     for name, parameter in weights_of(model).items():
         parts = []
         for their_name in names.of(name):

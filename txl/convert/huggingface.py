@@ -30,12 +30,12 @@ from txl.convert.kimiyoung import (
     unwrapped,
 )
 from txl.convert.source import DATA, Found, Place, Source
-from txl.convert.tensor_files import ONE, PICKLED, tensors_of
+from txl.convert.tensor_files import INDEX, ONE, PICKLED, tensors_of
 from txl.model.sizes import shapes_of
 from txl.model.transformer import TransformerXL
 from txl.runtime.records import read_json, require_fields
 
-WEIGHTS = (ONE, PICKLED)
+WEIGHTS = (ONE, INDEX, PICKLED)
 _REQUIRED = ("vocab_size", "d_model", "n_layer", "n_head", "d_head", "d_inner")
 _SHARED = ("r_w_bias", "r_r_bias")
 _ONLY = {"attn_type": 0, "sample_softmax": -1}

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert.kimiyoung_arguments import constructor_arguments
+from txl.convert.tensor_files import widest
 from txl.model.attention import RelativeSoftmax
 from txl.model.transformer import TransformerXL
 
@@ -189,7 +190,7 @@ def fill(
     *,
     besides: Collection[str],
 ) -> None:
-    """Give a model the weights of a state dict of another program, in the dtype of its embedding.
+    """Give a model the weights of a state dict of another program, in the dtype that holds all.
 
     Args:
         tensor_for: of the name of one of our parameters: the name there, and the tensor in our
@@ -204,7 +205,7 @@ def fill(
     table = "word_emb.emb_layers.0.weight"
     used = {*besides}
     require(table in state, f"{table}: missing from the weights; is this a model of another kind?")
-    model.to(state[table].dtype)
+    model.to(widest(state[name] for name in set(state) - used))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             key, tensor = tensor_for(name, state, model.config)

@@ -1,10 +1,12 @@
 """Weights in the folder of a Hugging Face model: in one file, or in several with an index."""
 
+import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -28,6 +30,11 @@ def weights_file(folder: Path) -> Path:
     raise UsageError(
         f"{folder}: holds neither {ONE} nor {INDEX} nor {PICKLED}; download the weights too"
     )
+
+
+def widest(tensors: Iterable[Tensor]) -> torch.dtype:
+    """The dtype that holds all numbers of some tensors: that of all where they have one."""
+    return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:

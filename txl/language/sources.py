@@ -311,7 +311,7 @@ def _tokenizer(converted: Converted, own: str | None, dataset: str) -> Tokenizer
     """
     path = converted.vocabulary
     kind = kind_of_tokenizer(own or dataset)
-    if own and path and path.suffix == ".txt":  # as txl writes it
+    if own and path and path.suffix == ".txt" and not kind.is_of_words:  # as txl writes it
         files = {"vocab.txt": path}
         return tokenizer_of(
             own, lambda name: files.get(name, path.with_name(name)).read_bytes().decode()
