@@ -32,7 +32,7 @@ printf '%s\n' "The history of the city" "The species was first described by" "Th
 
 cat >"$run/about.md" <<'TEXT'
 26,069 articles of the English Wikipedia of 2015, laid out and tokenised as WikiText-103 is, without those that overlap its
-valid and test texts, which are WikiText-103's own. 78.6 million tokens, of which the model has read half, once.
+valid and test texts, which are WikiText-103's own. 78.6 million tokens, of which the model has read 30 million, once.
 Wikipedia's text is under CC BY-SA 3.0, and so is the model.
 
 It has the tone of an encyclopedia and no knowledge: for tests, teaching and length studies, not for facts. Perplexities
