@@ -84,8 +84,11 @@ def test_streams_may_be_given_per_process() -> None:
 def test_a_training_that_does_not_reach_its_end_is_not_judged(
     status: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = Outcome(1.0, 9.0, status, reason)
-    monkeypatch.setattr(try_text, "run_training", lambda *_: ended)
+    def ending(words: list[str], clock: Clock, after_s: Any, at_end: Any) -> int:
+        at_end(Outcome(1.0, 9.0, status, reason))
+        return status
+
+    monkeypatch.setattr(try_text, "train", ending)
     plan = Plan(["--work_dir", "runs/none", "--minutes", "1"], 9, 9)
     assert try_text.trained_and_read(plan, Clock(), {}) == (status, None)
 

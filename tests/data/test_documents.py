@@ -318,7 +318,7 @@ def test_a_column_or_a_library_that_is_not_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, library in {"a.txt.zst": "backports.zstd", "a.parquet": "pyarrow"}.items():
-        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).write_bytes(b"any")
         with monkeypatch.context() as patch:
             for module in (library, "compression.zstd"):
                 patch.setitem(sys.modules, module, None)

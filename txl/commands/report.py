@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
         f"--json {asked.json}: holds the figures of one run; leave it out, each run keeps its own",
     )
     page = page_for(asked)
-    drawn = {run: "--runs" for run in asked.runs if Path(run).is_file()}
+    drawn: dict[str | None, str] = {run: "--runs" for run in asked.runs if Path(run).is_file()}
     require_outputs({"--out": str(page), "--json": asked.json}, drawn)
     # what is refused, before anything is measured
     known = [known_report(run, typed) for run in asked.runs]

@@ -71,20 +71,19 @@ MANY_READINGS = 100
 _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train, from a checkpoint or from the beginning; returns the exit status."""
-    return run_training(argv).status
-
-
-def run_training(
-    argv: Sequence[str], clock: Clock | None = None, after_s: Callable[[float], float] | None = None
-) -> Outcome:
-    """Train, from a checkpoint or from the beginning, and print how it ended.
+def main(
+    argv: Sequence[str],
+    clock: Clock | None = None,
+    after_s: Callable[[float], float] | None = None,
+    at_end: Callable[[Outcome], object] | None = None,
+) -> int:
+    """Train, from a checkpoint or from the beginning; returns the exit status.
 
     Args:
         clock: of --minutes; None: one from the start of the program.
         after_s: seconds of them to leave when the training ends, given those of an evaluation on
             the valid split.
+        at_end: told how the training ended.
     """
     clock = clock or Clock()
     typed, asked = asked_of(argv)
@@ -129,6 +128,8 @@ def run_training(
             )
             if config.eval_test and outcome.reason is None:
                 evaluate_best(run_folder, corpus, config, context, ranks, metrics)
+            if at_end is not None:
+                at_end(outcome)
         return conclude(outcome, config, run_folder, ranks)
 
 

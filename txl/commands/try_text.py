@@ -19,7 +19,7 @@ from txl.cli.presets import TextSize, size_for, words_of
 from txl.commands.reporting import report_of
 from txl.commands.scoring import Split, Way, rows_of, streams_by_default
 from txl.commands.settings import with_batch_size
-from txl.commands.train import run_training
+from txl.commands.train import main as train
 from txl.config import Checked, Context, ModelConfig, build, option, require
 from txl.data_utils.any_files import Survey, survey
 from txl.data_utils.corpus import LONG_WORD, Corpus, DataConfig
@@ -43,6 +43,7 @@ from txl.runtime.clock import Clock
 from txl.runtime.distributed import Ranks, device_of
 from txl.runtime.log import perplexity, print_line
 from txl.training.config import TrainConfig
+from txl.training.loop import Outcome
 
 Borders = Literal["cut", "aside"]
 MINUTES = 5.0
@@ -366,9 +367,10 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Typed) -> tuple[int, Trial
     status, and no trial if the training was stopped.
     """
     time_to_read = TimeToRead(plan)
-    ended = run_training(plan.words, clock, time_to_read.after_s)
-    if ended.status or ended.reason:
-        return ended.status, None
+    ends: list[Outcome] = []
+    status = train(plan.words, clock, time_to_read.after_s, ends.append)
+    if status or any(end.reason for end in ends):
+        return status, None
     lm = LanguageModel.open(plan.run, device=typed.get("device", "auto"))
     corpus = lm.corpus()
     split = Split.of(corpus, split_to_read(corpus)).beginning(time_to_read.n_token)

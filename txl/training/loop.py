@@ -96,7 +96,7 @@ class Outcome:
         best_nats: the lowest validation loss, in nats per token.
         tok_per_s: tokens trained on per second, over all processes, without evaluations and
             checkpoints.
-        status: the exit status; 0 unless a signal stopped the training, or a target was missed.
+        status: the exit status; 0 unless a signal stopped the training.
         reason: why it stopped early, and where it is saved; None: it did not.
     """
 

@@ -2,7 +2,6 @@
 
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -83,13 +82,13 @@ def worlds_that_fit(config: TrainConfig, near: int) -> str:
     return ", ".join(map(str, sorted(sorted(fit, key=lambda n: abs(n - near))[:5])))
 
 
-def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ranks) -> Outcome:
-    """Print how the training ended; returns it with the exit status of a target that was missed."""
+def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ranks) -> int:
+    """Print how the training ended; returns the exit status."""
     if not ranks.is_main:
-        return outcome
+        return outcome.status
     if outcome.reason:
         print_error(outcome.reason)
-        return outcome
+        return outcome.status
     best = perplexity(outcome.best_nats)
     print_line(
         f"| End of training | best valid ppl {best:9.3f} | {outcome.tok_per_s:.0f} tok/s |"
@@ -108,8 +107,8 @@ def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ran
     for line in missed:
         print_line(f"| missed: {line}")
     if missed:
-        return replace(outcome, status=1)
-    return outcome
+        return 1
+    return 0
 
 
 def sizes(model: TransformerXL, context: Context) -> dict[str, float]:
