@@ -209,9 +209,6 @@ def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
     """The texts of a file of rows, each with a line end; rows without text are left out, and a note
     counts them. A file of no content has none. Raises `DataError` if it cannot be read, or has no such
     field of text."""
-    with reading(path):
-        if not path.stat().st_size:
-            return
     if kind_of(path) == "parquet":
         rows = parquet_rows(path, field, task)
     elif kind_of(path) == "table":
@@ -349,7 +346,11 @@ def _array_rows(path: Path, field: str, content: bytes) -> Iterator[tuple[int, A
 
 
 def parquet_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
-    """The values of a column of a parquet file, with their numbers from 1 on."""
+    """The values of a column of a parquet file, with their numbers from 1 on; a file of no bytes,
+    which is none, has no values."""
+    with reading(path):
+        if not path.stat().st_size:
+            return
     try:
         import pyarrow  # pyright: ignore[reportMissingImports] (an extra)
         from pyarrow.parquet import ParquetFile  # pyright: ignore[reportMissingImports]

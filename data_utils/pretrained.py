@@ -89,9 +89,11 @@ class Pretrained(Subwords):
         with reading(path):
             content = typed_content(path)
         try:
-            text = _with_rows(content.decode(), n_token, path)
-            ids = _ids_of(text)
-            return cls(text, _special_in(folder, ids, n_token))
+            text = content.decode()
+            parts = json.loads(text)
+            if _drop_without_rows(parts, n_token, path):
+                text = json.dumps(parts)
+            return cls(text, _special_in(folder, _ids_of(parts), n_token))
         except DataError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -316,24 +318,22 @@ def _block(batch: Batch, piece: InOnePiece) -> Block:
     return block
 
 
-def _with_rows(content: str, n_token: int, path: Path) -> str:
-    """A tokenizer.json without the tokens that were added to it, and not to the model of `n_token`,
-    and a notice that names them."""
-    parts = json.loads(content)
+def _drop_without_rows(parts: dict[str, Any], n_token: int, path: Path) -> bool:
+    """Take out of a tokenizer.json the tokens that were added to it, and not to the model of
+    `n_token`; a notice names them. Returns whether there were any."""
     added = parts.get("added_tokens") or []
     beyond = [token for token in added if token["id"] >= n_token]
     if not beyond:
-        return content
+        return False
     names = ", ".join(token["content"] for token in beyond)
     _LOG.warning("%s: added to the tokenizer, not to the model: %s", path, names)
     parts["added_tokens"] = [token for token in added if token not in beyond]
-    return json.dumps(parts)
+    return True
 
 
-def _ids_of(content: str) -> dict[str, int]:
+def _ids_of(parts: dict[str, Any]) -> dict[str, int]:
     """The ids of the tokens of a tokenizer.json. Raises `ValueError`, `TypeError` or `KeyError` if
     it is damaged."""
-    parts = json.loads(content)
     of_model = parts["model"]["vocab"]
     ids = {}
     if isinstance(of_model, dict):

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, current_value
-from txl.cli.presets import PRESETS, Entry, words_of
+from txl.cli.presets import BESIDE_A_FILE, PRESETS, Entry, given_up, words_of
 from txl.cli.settings_file import NAMES_ELSEWHERE, words_of_file
 from txl.config import Context, ModelConfig, NamesParts, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
@@ -111,7 +111,7 @@ def read_flags(
     values = {name: value for name, value in vars(typed).items() if value is not None}
     if presets is not None:
         of_file = _of_file(parser, presets, classes, values)
-        for name in _replaced(values):
+        for name in given_up(values, BESIDE_A_FILE):
             of_file.pop(name, None)
         values = of_file | values
     preset = values.pop("preset", None)
@@ -125,20 +125,6 @@ def read_flags(
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
-
-
-def _replaced(typed: Typed) -> set[str]:
-    """Settings of a file that mean nothing beside typed ones."""
-    gone = set()
-    if "local_batch_size" in typed:
-        gone.add("batch_size")
-    if "batch_size" in typed:
-        gone.add("local_batch_size")
-    if "cutoffs" in typed:
-        gone.add("adaptive")
-    if typed.get("adaptive") is False:
-        gone |= {"cutoffs", "div_val"}
-    return gone
 
 
 def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Typed) -> Typed:

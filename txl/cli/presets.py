@@ -250,6 +250,23 @@ _GIVE_WAY = {
     "no_adaptive": {"cutoffs", "adaptive", "div_val"},
 }
 """Flags of a preset that mean nothing beside a typed one."""
+BESIDE_A_FILE = {
+    "local_batch_size": _GIVE_WAY["local_batch_size"],
+    "batch_size": {"local_batch_size"},
+    "no_adaptive": _GIVE_WAY["no_adaptive"],
+    "cutoffs": {"adaptive"},
+}
+"""The same of a file of settings, whose lengths of the training stay beside --minutes."""
+
+
+def given_up(typed: Mapping[str, Any], give_way: Mapping[str, set[str]]) -> set[str]:
+    """The flags that give way to those that are typed, by a table of them."""
+    gone: set[str] = set()
+    for field, value in typed.items():
+        if value is False:
+            field = f"no_{field}"
+        gone |= give_way.get(field, set())
+    return gone
 
 
 def words_of(name: str, entry: Entry, typed: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
@@ -260,11 +277,7 @@ def words_of(name: str, entry: Entry, typed: Mapping[str, Any] = MappingProxyTyp
         typed: the flags that are typed, by their fields.
     """
     words = getattr(PRESETS[name], entry).split()
-    gone: set[str] = set()
-    for field, value in typed.items():
-        if value is False:
-            field = f"no_{field}"
-        gone |= _GIVE_WAY.get(field, set())
+    gone = given_up(typed, _GIVE_WAY)
     kept: list[str] = []
     keeps = True
     for word in words:

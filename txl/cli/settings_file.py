@@ -14,7 +14,7 @@ from typing import Any
 from txl.cli.presets import Entry
 from txl.config import Context, ModelConfig, UsageError, hints_of, require
 from txl.files import content_of
-from txl.memory import n_kept_at_most, parts_by_default
+from txl.memory import parts_by_default, positions_by_default
 from txl.registry import settings_before
 from txl.runtime.records import require_fields
 
@@ -171,7 +171,7 @@ def _resolved(record: Mapping[str, Any], settings: Mapping[str, Any]) -> list[st
     try:
         model = ModelConfig(**require_fields(record["model"], hints_of(ModelConfig)))
         context = Context(**require_fields(record["context"], hints_of(Context)))
-        n_position = context.tgt_len + context.ext_len + n_kept_at_most(model, context)
+        n_position = positions_by_default(model, context)
         n_part = parts_by_default(model.memory, context)
     except (TypeError, ValueError):  # edited, or of a plug-in: what is wrong is said later
         return found

@@ -119,11 +119,10 @@ def measured(run: str, asked: ReportConfig, typed: Typed) -> Report:
     )
     refuse_idle_flags(typed, asked, lm.data_config(typed), lm.model_config)
     if asked.json:
-        target = Path(asked.json)
+        target = Path(asked.json)  # which `main` has looked at
     else:
         target = folder_of(lm) / JSON
         require_place(target)
-    require_outputs({"--json": str(target)})
     report = report_of(lm, asked, typed)
     for gain in report.gains:
         if gain.longer == report.compared[-1]:
@@ -141,10 +140,11 @@ def kept_report(run: Path, typed: Typed) -> Report | None:
     path = run / JSON
     if set(typed) - DRAWING or not path.is_file():
         return None
-    if not checkpoints(run) and (run / "config.json").is_file():  # no run of txl
+    has_checkpoints = bool(checkpoints(run))
+    if not has_checkpoints and (run / "config.json").is_file():  # no run of txl
         return None
     report = read_report(path)
-    if not checkpoints(run):
+    if not has_checkpoints:
         return report
     checkpoint = open_checkpoint(run)
     if (checkpoint.folder.name, checkpoint.fingerprint()) == (report.checkpoint, report.weights):

@@ -29,7 +29,7 @@ from txl.evaluation.gain import (
     paired_bootstrap,
 )
 from txl.evaluation.measures.attention import attention_by_distance, attention_by_token
-from txl.evaluation.outputs import require_outputs
+from txl.evaluation.outputs import is_free, require_outputs
 from txl.evaluation.reading import within
 from txl.evaluation.report import HEAD, print_remarks
 from txl.evaluation.rows import Row
@@ -96,9 +96,8 @@ def require_place(figures: Path) -> None:
     """Raise `UsageError` if a file that is no report.json stands where one is to be written,
     `OSError` if none can be.
     """
-    is_free = not figures.is_file() or figures.is_symlink() or not figures.stat().st_size
     require(
-        is_free or is_report(figures),
+        is_free(figures) or is_report(figures),
         f"{figures}: is there, and no report.json of txl; move or remove it",
     )
     require_outputs({"--json": str(figures)})

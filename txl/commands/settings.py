@@ -24,7 +24,7 @@ from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.transfer import remember_typed
 from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
-from txl.memory import lengths_with, n_kept_at_most, parts_by_default
+from txl.memory import lengths_with, parts_by_default, positions_by_default
 from txl.model.parts import require_masks_documents, require_works
 from txl.model.rule import MemoryRule
 from txl.positions.base import TableSettings
@@ -119,10 +119,9 @@ def shape_of(typed: Typed, context: Context) -> Shape:
         if name != "cutoffs":
             asked[name] = value
     model = build(ModelConfig, asked)
-    n_position = context.tgt_len + context.ext_len + n_kept_at_most(model, context)
     has_table = is_read("n_position", **chosen_by(model))
     if has_table and model.settings(TableSettings).n_position is None:
-        model = replace(model, n_position=n_position)
+        model = replace(model, n_position=positions_by_default(model, context))
     return Shape(model, cutoffs)
 
 

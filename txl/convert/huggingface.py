@@ -30,12 +30,11 @@ from txl.convert.kimiyoung import (
     unwrapped,
 )
 from txl.convert.source import DATA, Found, Place, Source
-from txl.convert.tensor_files import INDEX, ONE, PICKLED, tensors_of
+from txl.convert.tensor_files import WEIGHTS, tensors_of, weights_there
 from txl.model.sizes import shapes_of
 from txl.model.transformer import TransformerXL
 from txl.runtime.records import read_json, require_fields
 
-WEIGHTS = (ONE, INDEX, PICKLED)
 _REQUIRED = ("vocab_size", "d_model", "n_layer", "n_head", "d_head", "d_inner")
 _SHARED = ("r_w_bias", "r_r_bias")
 _ONLY = {"attn_type": 0, "sample_softmax": -1}
@@ -118,7 +117,7 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def weights_in(folder: Path) -> Path:
     """The file of the weights. Raises `UsageError` if there is none."""
-    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    path = weights_there(folder)
     if path is None:
         tf = " (tf_model.h5 is TensorFlow's: save it from TFTransfoXLLMHeadModel with from_pt)"
         if (folder / "tf_model.h5").is_file():

@@ -18,18 +18,27 @@ from txl.runtime.records import read_json
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
+WEIGHTS = (ONE, INDEX, PICKLED)
+"""In the order in which transformers looks for them."""
 
 
 def weights_file(folder: Path) -> Path:
     """The file that stands for the weights: the only one, or the index of several; of both the one
     that transformers reads. Raises `UsageError` if there is none.
     """
-    for name in (ONE, INDEX, PICKLED):
+    path = weights_there(folder)
+    if path is None:
+        names = " nor ".join(WEIGHTS)
+        raise UsageError(f"{folder}: holds neither {names}; download the weights too")
+    return path
+
+
+def weights_there(folder: Path) -> Path | None:
+    """As `weights_file`; None: there is none."""
+    for name in WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    raise UsageError(
-        f"{folder}: holds neither {ONE} nor {INDEX} nor {PICKLED}; download the weights too"
-    )
+    return None
 
 
 def widest(tensors: Iterable[Tensor]) -> torch.dtype:

@@ -54,11 +54,14 @@ def _place(path: str) -> str:
     return os.path.join(os.path.realpath(folder), name)
 
 
+def is_free(path: Path) -> bool:
+    """True if there is no file, an empty one, or a link, which alone is replaced."""
+    return path.is_symlink() or not path.is_file() or not path.stat().st_size
+
+
 def _may_be_replaced(flag: str, path: Path) -> bool:
-    """True if there is no file, an empty one, a link, which alone is replaced, or a file as the
-    flag writes it.
-    """
-    if path.is_symlink() or not path.is_file() or not path.stat().st_size:
+    """True if nothing is lost: the place is free, or has a file as the flag writes it."""
+    if is_free(path):
         return True
     if flag == "--json" or (flag == "--per_token" and path.suffix == ".json"):
         return begins_with(path, b"{") and _is_json(path)

@@ -28,6 +28,7 @@ __all__ = [
     "lengths_with",
     "n_kept_at_most",
     "parts_by_default",
+    "positions_by_default",
     "remembers",
     "require_works",
     "unbounded",
@@ -51,6 +52,11 @@ def n_kept_at_most(config: ModelConfig, context: Context) -> int:
     full."""
     rule = _rules(config)[0]
     return rule.n_kept(rule.full(config, context, 1, like=torch.empty(0, device="meta")))
+
+
+def positions_by_default(config: ModelConfig, context: Context) -> int:
+    """How many rows a learned table of positions has where --n_position does not say it."""
+    return context.tgt_len + context.ext_len + n_kept_at_most(config, context)
 
 
 _PARTS = 4

@@ -18,8 +18,8 @@ from typing import Any
 from txl.config import UsageError
 from txl.evaluation.report import write_json
 from txl.runtime.records import read_json, require_fields
-from txl.studies.plan import Contrast, Study, Task, evaluation_of, pairs, slug, tasks
-from txl.studies.runner import finished
+from txl.studies.plan import Contrast, Study, evaluation_of, pairs, slug, tasks
+from txl.studies.runner import done_in, finished
 
 NOTES = "contrasts.json"
 """In the folder of a study's results."""
@@ -153,7 +153,7 @@ def was_read(study: Study, contrast: Contrast, runs: Path) -> bool:
     """
     for variant, column in {*contrast.of, *contrast.against}:
         for folder in (runs / slug(variant)).glob("seed_*"):
-            made = finished(Task(variant, 0, {}, folder)).get("evaluations", {})
+            made = done_in(folder).get("evaluations", {})
             name = evaluation_of(column, made, study.best)
             is_of_none = name is None and study.evaluation_of(column) is None
             if name in made or (is_of_none and made):  # of a line of [best] that is gone

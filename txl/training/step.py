@@ -230,6 +230,23 @@ class TrainState:
         if bad is not None:
             self._stop_or_count(bad)
 
+    def note_validation(self, nats: float, n_token: int) -> None:
+        """Take in a validation loss, in nats per token, over so many tokens. One of other tokens than
+        before, as with another --max_eval_steps, is the best so far.
+        """
+        progress = self.progress
+        if progress.n_validated not in (0, n_token):
+            progress.best_nats = math.inf
+            self.plateau.best = math.inf
+            if self.ranks.is_main:
+                print_line(
+                    f"| this validation reads {n_token:,} tokens, those before"
+                    f" {progress.n_validated:,}: their best is not compared with it"
+                )
+        progress.n_validated = n_token
+        progress.best_nats = min(progress.best_nats, nats)
+        self.plateau.see(nats)
+
     def snapshot(self) -> Snapshot:
         """The state besides the weights."""
         if self.config.swap_mem and self.ranks.device.type == "cuda":
@@ -274,23 +291,6 @@ class TrainState:
         # ranks
         else:
             torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
-
-    def note_validation(self, nats: float, n_token: int) -> None:
-        """Take in a validation loss, in nats per token, over so many tokens. One of other tokens than
-        before, as with another --max_eval_steps, is the best so far.
-        """
-        progress = self.progress
-        if progress.n_validated not in (0, n_token):
-            progress.best_nats = math.inf
-            self.plateau.best = math.inf
-            if self.ranks.is_main:
-                print_line(
-                    f"| this validation reads {n_token:,} tokens, those before"
-                    f" {progress.n_validated:,}: their best is not compared with it"
-                )
-        progress.n_validated = n_token
-        progress.best_nats = min(progress.best_nats, nats)
-        self.plateau.see(nats)
 
     def _restore_rng(self, snapshot: Snapshot) -> None:
         try:
