@@ -39,10 +39,12 @@ from txl.memory import full_memory
 from txl import TransformerXL
 from txl.model import adaptive
 from txl.model import attention as model_attention
+from txl.model import layer as model_layer
+from txl.model import memory as model_memory
 from txl.ops import dropout as ops_dropout
 from txl.ops import linear as ops_linear
 from txl.ops import linear_cross_entropy as head
-from txl.ops import lookup, rel_attention
+from txl.ops import cast, layer_rows, lookup, rel_attention, triton_layer_rows
 from txl.ops.operator import Operator
 from txl.ops.rel_attention.launch import PROGRAMS, n_tiles
 from txl.runtime.distributed import Ranks
@@ -70,6 +72,11 @@ class Kernels(TorchDispatchMode):
         self.parts: dict[str, Part] = defaultdict(Part)
         self.part = "rest"
         self.n_wait = 0
+        self.is_on = False
+
+    def __enter__(self) -> Any:
+        self.is_on = True
+        return super().__enter__()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -80,10 +87,13 @@ class Kernels(TorchDispatchMode):
         if name == "_local_scalar_dense":
             self.n_wait += 1
         elif name not in NO_KERNEL:
-            self._note(name, args, _tensors((args, kwargs)), _tensors(out))
+            self.note(name, args, _tensors((args, kwargs)), _tensors(out))
         return out
 
-    def _note(self, name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> None:
+    def note(self, name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> None:
+        """Count the kernels of one operator."""
+        if not self.is_on:
+            return
         part = self.parts[self.part]
         part.launches[name] += launches_of(name, args, written)
         if name in PRODUCTS:
@@ -126,7 +136,7 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "_addmm_activation"}
+PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"}
 VIEWS = """view _unsafe_view expand permute transpose t slice select unsqueeze squeeze split detach
     split_with_sizes chunk alias as_strided unbind unfold view_as diagonal _reshape_alias lift_fresh
     unflatten narrow""".split()
@@ -217,11 +227,12 @@ def _stored(x: Tensor) -> int:
 
 
 @contextlib.contextmanager
-def gpu_paths(ids: tuple[Tensor, Tensor]) -> Iterator[None]:
+def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor]) -> Iterator[None]:
     """Inside, tensors on the CPU take the code paths of a GPU; input and target of an update are
     these.
     """
     budget = {"cpu": head.BUDGET["cuda"]}
+    launched = LaunchedRows(kernels)
     clip = functools.partial(torch.nn.utils.clip_grad_norm_, foreach=True)
     changes = [
         mock.patch.object(torch.nn.Linear, "reset_parameters"),
@@ -230,6 +241,8 @@ def gpu_paths(ids: tuple[Tensor, Tensor]) -> Iterator[None]:
         mock.patch.object(rel_attention, "resolved", lambda *args, **options: "fused"),
         mock.patch.object(model_attention, "with_memory", _with_memory),
         mock.patch.object(ops_linear, "linear", F.linear),
+        *(mock.patch.object(module, "on_gpu", lambda x: True) for module in ASK),
+        mock.patch.object(layer_rows, "_launch", lambda: launched),
         mock.patch.object(ops_dropout, "dropout", _dropout),
         mock.patch.object(head, "_is_in_place", lambda *args: False),
         mock.patch.multiple(head, linear=F.linear, linear_in_part=F.linear, BUDGET=budget, IN_CACHE=2**62),
@@ -240,6 +253,42 @@ def gpu_paths(ids: tuple[Tensor, Tensor]) -> Iterator[None]:
         for change in changes:
             stack.enter_context(change)
         yield
+
+
+ASK = (cast, layer_rows, model_attention, model_layer, model_memory)
+"""Modules that ask whether a tensor is on a GPU."""
+
+
+class LaunchedRows:
+    """`txl.ops.triton_layer_rows` without its kernels, which are counted."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def add_norm(self, x: Tensor, y: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        """See there."""
+        out = torch.empty_like(x), torch.empty_like(y), x.new_empty(2, x[..., 0].numel())
+        return self._launched("add_norm", [x, y], [*out])
+
+    def add_norm_backward(self, dh: Any, dhalf: Any, x: Tensor, y: Tensor, *others: Any) -> Any:
+        """See there."""
+        parts_2PD = x.new_empty(2, triton_layer_rows.PROGRAMS, x.shape[-1])
+        given = [d for d in (dh, dhalf) if d is not None]
+        out = [torch.empty_like(x), torch.empty_like(y), parts_2PD]
+        return self._launched("add_norm_backward", [*given, x, y], out)
+
+    def bias_relu(self, z: Tensor, *others: Any) -> Tensor:
+        """See there."""
+        return self._launched("bias_relu", [z], [torch.empty_like(z)])[0]
+
+    def bias_relu_backward(self, dout: Tensor, out: Tensor, p: float) -> tuple[Tensor, ...]:
+        """See there."""
+        parts_PD = dout.new_empty(triton_layer_rows.PROGRAMS, out.shape[-1], dtype=torch.float32)
+        return self._launched("bias_relu_backward", [dout, out], [torch.empty_like(out), parts_PD])
+
+    def _launched(self, name: str, read: list[Tensor], out: list[Tensor]) -> tuple[Tensor, ...]:
+        self._kernels.note(name, (), read, out)
+        return tuple(out)
 
 
 def _with_memory(mem_BNMH: Tensor, x_BNTH: Tensor) -> Tensor:
@@ -283,7 +332,7 @@ def count(shape: Shape, optim: str) -> Kernels:
     shape = dataclasses.replace(shape, device="cpu", dtype="bfloat16")
     ids = next(segments(shape))
     kernels = Kernels()
-    with gpu_paths(ids), FakeTensorMode(allow_non_fake_inputs=True):
+    with gpu_paths(kernels, ids), FakeTensorMode(allow_non_fake_inputs=True):
         model = TransformerXL(
             worker.config_of(shape), dropout=shape.dropout, dropatt=shape.dropatt
         )

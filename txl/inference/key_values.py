@@ -159,7 +159,7 @@ def attended(
     out_BNTH = attn.attend(q_BNTH, seen.k_BNMH, seen.v_BNMH, feats, span)
     if then is not None:
         out_BNTH = then(q_BNTH, out_BNTH)
-    return layer.attn_drop(attn.joined(out_BNTH)), seen
+    return attn.joined(out_BNTH), seen
 
 
 _FORMS: dict[type, type[KeyValues]] = {

@@ -152,7 +152,7 @@ class _Reader:
         for net in _joined([attn.q_net, attn.k_net, attn.v_net]):
             self._qkv.append(product_with(net, n_row))
         self._o = product_with(attn.o_net, n_row)
-        first, activation, _, last, _ = ff
+        first, activation, _, last = ff
         self._first = product_with(first, n_row)
         self._activation: Callable[[Tensor], Tensor] = activation.forward
         self._last = product_with(last, n_row)

@@ -76,7 +76,7 @@ class TokenLayer:
 
     def __init__(self, layer: Any, dtype: torch.dtype, n_row: int) -> None:
         attn = layer.attn
-        first, activation, _, last, _ = layer.ff
+        first, activation, _, last = layer.ff
         self._dtype = dtype
         self._scale = attn.pos.scale
         self._pre_lnorm = layer.pre_lnorm

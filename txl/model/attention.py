@@ -9,7 +9,9 @@ from txl.config import KEEP_MIB, ModelConfig
 from txl.model.projections import build_projections
 from txl.model.span import Span
 from txl.ops.dropout import Dropout
-from txl.ops.numbers import as_multiplied
+from txl.ops.linear import Linear
+from txl.ops.numbers import as_multiplied, on_gpu
+from txl.ops.projections import project_with_memory
 from txl.ops.rel_attention import rel_attention, with_memory
 
 Then = Callable[[Tensor, Tensor], Tensor]
@@ -78,6 +80,11 @@ class Attention(nn.Module):
         """Queries (B, N, T, H), keys and values (B, N, S, H), without positions."""
         x_BTD = as_multiplied(x_BTD)
         mem_BMD = as_multiplied(mem_BMD)
+        nets = (self.q_net, self.k_net, self.v_net)
+        if on_gpu(x_BTD) and all(type(net) is Linear for net in nets):
+            operands = [net.operands() for net in nets]
+            q_BTE, k_BSE, v_BSE = project_with_memory(x_BTD, mem_BMD, *operands)
+            return self.heads(q_BTE), self.heads(k_BSE), self.heads(v_BSE)
         k_BNSH = with_memory(self.heads(self.k_net(mem_BMD)), self.heads(self.k_net(x_BTD)))
         q_BNTH = self.heads(self.q_net(x_BTD))
         v_BNSH = with_memory(self.heads(self.v_net(mem_BMD)), self.heads(self.v_net(x_BTD)))

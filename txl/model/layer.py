@@ -9,7 +9,10 @@ from torch.utils.checkpoint import checkpoint
 from txl.model.attention import Then
 from txl.model.memory import Reading, State
 from txl.model.span import Span
+from txl.ops.cast import weights_cast
 from txl.ops.dropout import Dropout
+from txl.ops.layer_rows import add_norm
+from txl.ops.numbers import as_multiplied, on_gpu
 
 
 class Layer(nn.Module):
@@ -39,6 +42,7 @@ class Layer(nn.Module):
         self.attn_drop = Dropout(dropout)
         self.attn_norm: Any = attn_norm
         self.ff: Any = ff
+        self.ff_drop = Dropout(dropout)
         self.ff_norm: Any = ff_norm
         self.attn_gate: Any = attn_gate or torch.add
         self.ff_gate: Any = ff_gate or torch.add
@@ -51,46 +55,67 @@ class Layer(nn.Module):
         self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None
     ) -> Tensor:
         """The output of the layer over these remembered states, (B, T, D); memories call it."""
-        return self.finish(x_BTD, self.attended(x_BTD, mem_BMD, feats, span, then))
+        return self.finish(x_BTD, self.attention(x_BTD, mem_BMD, feats, span, then))
 
-    def attended(
+    def attention(
         self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None
     ) -> Tensor:
-        """The output of attention, before the residual connection."""
-        x_BTD = self.normed(x_BTD)
-        return self.attn_drop(self.attn(x_BTD, self.normed(mem_BMD), feats, span, then))
+        """The output of attention, before dropout and the residual connection."""
+        return self.attn(self.normed(x_BTD), self.normed(mem_BMD), feats, span, then)
 
-    def finish(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
-        """The output of the layer, given that of attention."""
-        x_BTD = self.attn_gate(x_BTD, attended_BTD)
+    def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """The output of attention with dropout: what a residual connection adds."""
+        return self.attn_drop(self.attention(x_BTD, mem_BMD, feats, span))
+
+    def finish(self, x_BTD: Tensor, attention_BTD: Tensor) -> Tensor:
+        """The output of the layer, given that of attention before dropout."""
         if self.pre_lnorm:
+            x_BTD = self.attn_gate(x_BTD, self.attn_drop(attention_BTD))
             return self.ff_gate(x_BTD, self.feed_forward(x_BTD))
-        x_BTD = self.attn_norm(x_BTD)
-        return self.ff_norm(self.ff_gate(x_BTD, self.feed_forward(x_BTD)))
+        x_BTD = _join(x_BTD, attention_BTD, self.attn_drop, self.attn_gate, self.attn_norm)
+        return _join(x_BTD, self.ff(x_BTD), self.ff_drop, self.ff_gate, self.ff_norm)
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
-        """The output of the feed-forward network, before the residual connection."""
-        return self.ff(self.ff_norm(x_BTD) if self.pre_lnorm else x_BTD)
+        """The output of the feed-forward network with dropout: what a residual connection adds."""
+        return self.ff_drop(self.ff(self.ff_norm(x_BTD) if self.pre_lnorm else x_BTD))
 
     def normed(self, x_BLD: Tensor) -> Tensor:
         """What attention projects: states are remembered as they are, and normalised when read."""
         return self.attn_norm(x_BLD) if self.pre_lnorm else x_BLD
+
+    def as_remembered(self, x_BTD: Tensor) -> Tensor:
+        """What a memory keeps of states: on a GPU in the dtype in which attention multiplies them."""
+        if self.pre_lnorm or not on_gpu(x_BTD):
+            return x_BTD
+        return as_multiplied(x_BTD)
 
     def keys_and_values(self, x_BLD: Tensor) -> tuple[Tensor, Tensor]:
         """Those of states that the layer read, (B, N, L, H) each, without positions."""
         return self.attn.keys_and_values(self.normed(x_BLD))
 
 
+def _join(x_BTD: Tensor, y_BTD: Tensor, drop: Dropout, gate: Any, norm: nn.Module) -> Tensor:
+    """The norm of a part's input and output together, as in the paper."""
+    if gate is torch.add:
+        return add_norm(x_BTD, y_BTD, norm, drop)
+    return norm(gate(x_BTD, drop(y_BTD)))
+
+
 def run_layers(
     layers: Any, h_BTD: Tensor, states: tuple[State, ...], reading: Reading
 ) -> tuple[Tensor, tuple[State, ...]]:
     """One layer after the other: the output of the last, and the states for the next segment."""
-    reading = reading.prepared()
+    readings = reading.prepared().of_layers(layers)
     next_states = []
-    for layer, state in zip(layers, states, strict=True):
+    for layer, state, reading in zip(layers, states, readings, strict=True):
         if layer.recompute and torch.is_grad_enabled():
-            h_BTD, state = checkpoint(layer, h_BTD, state, reading, use_reentrant=False)
+            h_BTD, state = checkpoint(_run, layer, h_BTD, state, reading, use_reentrant=False)
         else:
-            h_BTD, state = layer(h_BTD, state, reading)
+            h_BTD, state = _run(layer, h_BTD, state, reading)
         next_states.append(state)
     return h_BTD, tuple(next_states)
+
+
+def _run(layer: Layer, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
+    with weights_cast(layer, like=h_BTD):
+        return layer(h_BTD, state, reading)

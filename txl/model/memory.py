@@ -10,6 +10,7 @@ from torch import Tensor
 from txl.config import Context, ModelConfig
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
+from txl.ops.numbers import on_gpu
 
 
 class State(NamedTuple):
@@ -33,6 +34,14 @@ class Reading:
     def prepared(self) -> "Reading":
         """With the position features that all layers share."""
         return replace(self, feats=self.pos.prepare(self.span, like=self.like))
+
+    def of_layers(self, layers: Any) -> list["Reading"]:
+        """For each layer; on a GPU with features that one product has projected for all of them."""
+        if on_gpu(self.like):
+            projected = self.pos.project_for_all([layer.attn.pos for layer in layers], self.feats)
+            if projected is not None:
+                return [replace(self, feats=feats) for feats in projected]
+        return [self] * len(layers)
 
 
 class Fifo(MemoryRule):
@@ -63,7 +72,8 @@ class Fifo(MemoryRule):
         self, layer: Any, h_BTD: Tensor, state: State, reading: Reading
     ) -> tuple[Tensor, State]:
         out_BTD = layer.attend(h_BTD, state.hidden_BMD, reading.feats, reading.span)
-        return out_BTD, self.next_state(state, h_BTD, out_BTD, reading)
+        read_BTD = layer.as_remembered(h_BTD)
+        return out_BTD, self.next_state(state, read_BTD, layer.as_remembered(out_BTD), reading)
 
     def next_state(self, state: State, h_BTD: Tensor, out_BTD: Tensor, reading: Reading) -> State:
         """The state after a segment that the layer read as h and returned as `out`."""
@@ -72,7 +82,8 @@ class Fifo(MemoryRule):
 
 
 def last_tokens(mem_BMD: Tensor, new_BTD: Tensor, context: Context) -> Tensor:
-    """The last mem_len of [memory, segment without its last ext_len], detached, in own storage.
+    """The last mem_len of [memory, segment without its last ext_len], detached; a part of a segment
+    in own storage.
 
     Differs from kimiyoung/transformer-xl, which calls `_update_mems` with two arguments swapped:
     there a memory shorter than ext_len keeps tokens that the next segment reads again.
@@ -80,5 +91,7 @@ def last_tokens(mem_BMD: Tensor, new_BTD: Tensor, context: Context) -> Tensor:
     n_mem = mem_BMD.shape[1]
     n_new = max(0, new_BTD.shape[1] - context.ext_len)
     begin = max(0, n_mem + n_new - context.mem_len)
+    if (begin, n_new) == (n_mem, new_BTD.shape[1]):
+        return new_BTD.detach()
     new_BTD = new_BTD.detach()[:, max(0, begin - n_mem) : n_new]
-    return torch.cat([mem_BMD[:, begin:], new_BTD], dim=1)
+    return torch.cat([mem_BMD[:, begin:].to(new_BTD.dtype), new_BTD], dim=1)

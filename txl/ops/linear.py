@@ -52,8 +52,22 @@ def linear_in_part(x: Tensor, part: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` computed by `linear`."""
+    """`nn.Linear` computed by `linear`.
+
+    Attributes:
+        cast: copies of weight and bias that are multiplied in their place while a layer runs, see
+            `txl.ops.cast`; empty: there are none.
+    """
+
+    cast: tuple[Tensor, ...] = ()
+
+    def operands(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias as they are multiplied."""
+        if not self.cast:
+            return self.weight, self.bias
+        weight, *bias = self.cast
+        return weight, bias[0] if bias else None
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) to (..., out)."""
-        return linear(input, self.weight, self.bias)
+        return linear(input, *self.operands())

@@ -20,6 +20,11 @@ def is_autocast_on(device: torch.device) -> bool:
     return device.type in AUTOCAST_DEVICES and torch.is_autocast_enabled(device.type)
 
 
+def on_gpu(x: Tensor) -> bool:
+    """True where launching a kernel takes as long as a small one does: there several are one."""
+    return x.device.type == "cuda"
+
+
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype of a matrix product with x: under autocast its dtype, unless x is float64; else
     that of x.
@@ -47,8 +52,14 @@ def float64_sum(x: Tensor) -> Tensor:
 
 
 def as_multiplied(x: Tensor) -> Tensor:
-    """Under autocast x in half precision: cast once, not by each projection."""
-    return x.to(product_dtype(x))
+    """Under autocast x in half precision: cast once, not by each projection. An operator that makes
+    x in both dtypes leaves the other one with it, see `txl.ops.residual`.
+    """
+    dtype = product_dtype(x)
+    copy: Tensor | None = getattr(x, "multiplied", None)
+    if copy is not None and copy.dtype == dtype:
+        return copy
+    return x.to(dtype)
 
 
 def total(terms: Iterable[Tensor | None]) -> Tensor | None:

@@ -1,5 +1,6 @@
 """The interface of position encodings, and functions that several of them share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -90,6 +91,14 @@ class PositionEncoding(nn.Module):
     def project(self, feats: Tensor) -> Tensor:
         """This layer's projection of the features, passed to `score`, `value` and `relative`."""
         return feats
+
+    def project_for_all(
+        self, encodings: Sequence["PositionEncoding"], feats: Tensor
+    ) -> Sequence[Tensor] | None:
+        """What `project` gives in each layer, for all of them in one product; `project` then
+        returns it as it is. None: each layer has its own.
+        """
+        return None
 
     def qk_input(
         self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span
@@ -195,14 +204,12 @@ class PlacedLayer(Layer):
     ) -> Tensor:
         """See `Layer.attend`."""
         x_BTD, mem_BMD = self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span)
-        return self.finish(x_BTD, super().attended(x_BTD, mem_BMD, feats, span, then))
+        return super().attend(x_BTD, mem_BMD, feats, span, then)
 
-    def attended(
-        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None
-    ) -> Tensor:
+    def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
         """See `Layer.attended`: in reversible layers positions do not stay in the stream."""
         x_BTD, mem_BMD = self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span)
-        return super().attended(x_BTD, mem_BMD, feats, span, then)
+        return super().attended(x_BTD, mem_BMD, feats, span)
 
 
 def add_positions(x_BTD: Tensor, mem_BMD: Tensor, feats_SD: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,10 @@
 """The paper's relative position encoding."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -37,8 +41,18 @@ class RelSinusoid(PositionEncoding):
         return self.drop(sinusoid(span.distances_S(like.device), self.d_model, like.dtype))
 
     def project(self, feats: Tensor) -> Tensor:
-        """W_r R, (S, N, H)."""
+        """W_r R, (S, N, H), of features (S, D); or what `project_for_all` has made of them."""
+        if feats.dim() == 3:
+            return feats
         return rearrange(self.r_net(feats), "s (n h) -> s n h", n=len(self.u_NH))
+
+    def project_for_all(
+        self, encodings: Sequence[Any], feats: Tensor
+    ) -> Sequence[Tensor]:
+        """See `PositionEncoding`."""
+        weight_ED = torch.cat([pos.r_net.weight for pos in encodings])
+        r_SE = F.linear(feats, weight_ED)
+        return rearrange(r_SE, "s (l n h) -> l s n h", l=len(encodings), n=len(self.u_NH)).unbind()
 
     def relative(self, feats: Tensor) -> RelativeTerms:
         return RelativeTerms(feats, self.u_NH, self.v_NH)

@@ -12,6 +12,6 @@ class ParallelLayer(Layer):
     sec. 2.1.
     """
 
-    def finish(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
+    def finish(self, x_BTD: Tensor, attention_BTD: Tensor) -> Tensor:
         """See `Layer.finish`."""
-        return x_BTD + attended_BTD + self.feed_forward(x_BTD)
+        return x_BTD + self.attn_drop(attention_BTD) + self.feed_forward(x_BTD)

@@ -1,0 +1,118 @@
+"""What a layer does between its products, on a GPU in one kernel each way.
+
+    h = LayerNorm(x + dropout(y))        a = dropout(max(z + b, 0))
+
+By PyTorch's operators the first takes four kernels forward (dropout, sum, norm, the cast that the
+next product needs) and seven back, the second three and three, with twice the traffic. Masks are
+not stored: the first draws its own again from a seed on the device; of the second the gradient is 0
+where a is, and elsewhere that of a over 1 - p.
+
+Compiled code has PyTorch's operators, which Inductor joins.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from txl.ops.dropout import Dropout
+from txl.ops.numbers import on_gpu
+
+_HAS_TRITON = find_spec("triton") is not None
+_LARGEST = 8192
+"""Numbers in a row that a program holds."""
+
+
+def add_norm(x_BTD: Tensor, y_BTD: Tensor, norm: nn.Module, drop: Dropout) -> Tensor:
+    """norm(x + drop(y)), (B, T, D).
+
+    On a GPU with y in half precision the result brings a copy in the dtype of y, for the products
+    that read it: `as_multiplied` finds it.
+    """
+    is_half = x_BTD.dtype == torch.float32 and _is_half(y_BTD)
+    if not is_half or type(norm) is not nn.LayerNorm or not _is_fused(x_BTD):
+        return norm(x_BTD + drop(y_BTD))
+    p = _p(drop)
+    h_BTD, half_BTD = _AddNorm.apply(x_BTD, y_BTD, norm.weight, norm.bias, norm.eps, p)
+    h_BTD.multiplied = half_BTD
+    return h_BTD
+
+
+def is_bias_relu_fused(z: Tensor, activation: nn.Module, bias_D: Tensor | None) -> bool:
+    """True where `bias_relu` takes the place of the activation and what stands around it."""
+    return bias_D is not None and type(activation) is nn.ReLU and _is_half(z) and _is_fused(z)
+
+
+def bias_relu(z: Tensor, bias_D: Tensor, drop: Dropout) -> Tensor:
+    """drop(max(z + bias, 0)) on a GPU, in the dtype of z, half precision."""
+    return _BiasReLU.apply(z, bias_D, _p(drop))
+
+
+def _is_half(x: Tensor) -> bool:
+    return x.dtype in (torch.bfloat16, torch.float16)
+
+
+def _is_fused(x: Tensor) -> bool:
+    if not on_gpu(x) or torch.compiler.is_compiling():
+        return False
+    return _HAS_TRITON and x.shape[-1] <= _LARGEST
+
+
+def _p(drop: Dropout) -> float:
+    if drop.training:
+        return drop.p
+    return 0.0
+
+
+def _seed(p: float, device: torch.device) -> Tensor | None:
+    """From PyTorch's generator of the device, without waiting for it."""
+    if p == 0:
+        return None
+    return torch.randint(2**62, (1,), dtype=torch.int64, device=device)
+
+
+def _launch() -> Any:
+    """Imported on first use: on a CPU there need be no Triton."""
+    from txl.ops import triton_layer_rows
+
+    return triton_layer_rows
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, p: float
+    ) -> tuple[Tensor, Tensor]:
+        x = x.contiguous()
+        y = y.contiguous()
+        seed = _seed(p, x.device)
+        h, half, stats_2L = _launch().add_norm(x, y, weight_D, bias_D, seed, eps, p)
+        ctx.save_for_backward(x, y, weight_D, seed, stats_2L)
+        ctx.p = p
+        ctx.set_materialize_grads(False)
+        return h, half
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dh: Tensor | None, dhalf: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        dx, dy, parts_2PD = _launch().add_norm_backward(dh, dhalf, *ctx.saved_tensors, ctx.p)
+        dweight_D, dbias_D = parts_2PD.sum(1)
+        return dx, dy, dweight_D, dbias_D, None, None
+
+
+class _BiasReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, bias_D: Tensor, p: float) -> Tensor:
+        out = _launch().bias_relu(z.contiguous(), bias_D, _seed(p, z.device), p)
+        ctx.save_for_backward(out)
+        ctx.p = p
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        (out,) = ctx.saved_tensors
+        dz, parts_PD = _launch().bias_relu_backward(grads[0].contiguous(), out, ctx.p)
+        return dz, parts_PD.sum(0), None
