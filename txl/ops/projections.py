@@ -17,8 +17,8 @@ def project_with_memory(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q of the segment, (B, T, E); k and v of [memory, segment], (B, S, E), one product each.
 
-    The memory gets no gradient. By autograd, memory and segment are projected apart and joined, or
-    the gradient of the memory is multiplied and discarded.
+    A memory that needs no gradient gets none. By autograd memory and segment are projected apart and
+    joined, or the memory's gradient is multiplied and discarded.
     """
     operands = [None if x is None else as_multiplied(x) for x in (*q, *k, *v)]
     return _Project.apply(x_BTD, mem_BMD, *operands)
@@ -45,15 +45,17 @@ class _Project(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dq_BTE: Tensor, dk_BSE: Tensor, dv_BSE: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         x_BTD, joined_BSD, q_ED, k_ED, v_ED = ctx.saved_tensors
-        n_new = x_BTD.shape[1]
+        n_mem = joined_BSD.shape[1] - x_BTD.shape[1]
         dx_BTD = torch.mm(dq_BTE.flatten(0, 1), q_ED).view_as(x_BTD)
-        for d_BSE, weight_ED in ((dk_BSE, k_ED), (dv_BSE, v_ED)):
-            weight_BED = weight_ED.expand(len(x_BTD), -1, -1)
-            dx_BTD.baddbmm_(d_BSE[:, -n_new:], weight_BED)
+        k_BED, v_BED = (weight.expand(len(x_BTD), -1, -1) for weight in (k_ED, v_ED))
+        dx_BTD.baddbmm_(dk_BSE[:, n_mem:], k_BED).baddbmm_(dv_BSE[:, n_mem:], v_BED)
+        dmem_BMD = None
+        if ctx.needs_input_grad[1]:
+            dmem_BMD = torch.bmm(dk_BSE[:, :n_mem], k_BED).baddbmm_(dv_BSE[:, :n_mem], v_BED)
         q = _of_weight(dq_BTE, x_BTD, ctx.needs_input_grad[3])
         k = _of_weight(dk_BSE, joined_BSD, ctx.needs_input_grad[5])
         v = _of_weight(dv_BSE, joined_BSD, ctx.needs_input_grad[7])
-        return dx_BTD, None, *q, *k, *v
+        return dx_BTD, dmem_BMD, *q, *k, *v
 
 
 def _linear(x_BLD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
