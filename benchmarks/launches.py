@@ -233,10 +233,10 @@ def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor]) -> Iterator[None]:
     """
     budget = {"cpu": head.BUDGET["cuda"]}
     launched = LaunchedRows(kernels)
-    clip = functools.partial(torch.nn.utils.clip_grad_norm_, foreach=True)
+    total_norm = functools.partial(torch.nn.utils.get_total_norm, foreach=True)
     changes = [
         mock.patch.object(torch.nn.Linear, "reset_parameters"),
-        mock.patch.object(torch.nn.utils, "clip_grad_norm_", clip),
+        mock.patch.object(torch.nn.utils, "get_total_norm", total_norm),
         mock.patch.object(Operator, "__call__", lambda self, *inputs: self.custom_op(*inputs)[0]),
         mock.patch.object(rel_attention, "resolved", lambda *args, **options: "fused"),
         mock.patch.object(model_attention, "with_memory", _with_memory),

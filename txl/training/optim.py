@@ -78,12 +78,23 @@ class Optimizers:
         return True
 
     def step(
-        self, *, skip: Tensor | None = None, scaler: torch.amp.GradScaler | None = None
+        self,
+        *,
+        skip: Tensor | None = None,
+        divisor: Tensor | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Update all weights; change nothing if `skip`, a number on the device, is 1."""
+        """Update all weights.
+
+        Args:
+            skip: a number on the device; 1: change nothing.
+            divisor: of the gradients, a number on the device; None: 1.
+        """
         for optimizer in self._all:
             if skip is not None:
                 optimizer.found_inf = skip  # type: ignore[attr-defined]  # read by fused optimizers
+            if divisor is not None:
+                _divide(optimizer, divisor, has_scaler=scaler is not None)
             if scaler is not None:
                 scaler.step(optimizer)
             else:
@@ -143,6 +154,18 @@ class Optimizers:
                     )
         if left:
             raise ValueError(f"holds {next(iter(left))}, which is not of this optimizer")
+
+
+def _divide(optimizer: torch.optim.Optimizer, divisor: Tensor, *, has_scaler: bool) -> None:
+    """Divide the gradients that an optimizer reads. A fused one does so as it reads them, which saves
+    a pass; it takes a number in float32, and a scaler takes that place.
+    """
+    if optimizer.defaults.get("fused") and divisor.dtype == torch.float32 and not has_scaler:
+        optimizer.grad_scale = divisor  # type: ignore[attr-defined]  # read by fused optimizers
+        return
+    parameters = itertools.chain.from_iterable(g["params"] for g in optimizer.param_groups)
+    grads = [p.grad for p in parameters if p.grad is not None]
+    torch._foreach_div_(grads, divisor)  # type: ignore[attr-defined]  # no public form
 
 
 def shares(

@@ -327,18 +327,29 @@ class TrainState:
         nll_BT, memories, memory_loss = self._backward(batch, remembered)
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
-        grad_norm = whole(
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        )
+        grad_norm = self._gradient_norm()
         self.watch.note(grad_norm, nll_BT)
+        divisor = self._divisor(grad_norm)
         if self.checks_later:
-            self.optimizers.step(skip=(self.watch.step >= 0).float())
-        elif not self._update_or_skip():
+            self.optimizers.step(skip=(self.watch.step >= 0).float(), divisor=divisor)
+        elif not self._update_or_skip(divisor):
             memories = _finite(remembered)
         if self.scaler is not None:
             self.scaler.update()
         self.optimizers.zero_grad()
         return Update(nll_BT, memories, grad_norm, memory_loss)
+
+    def _gradient_norm(self) -> Tensor:
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return whole(torch.nn.utils.get_total_norm(grads))
+
+    def _divisor(self, grad_norm: Tensor) -> Tensor | None:
+        """Of the gradients, so that their norm is --clip at most, as `clip_grad_norm_` has it; None:
+        they are not clipped.
+        """
+        if not self.config.clip:
+            return None
+        return ((grad_norm + 1e-6) / self.config.clip).clamp(min=1)
 
     def _backward(
         self, batch: Batch, remembered: list[Memory | None]
@@ -404,12 +415,12 @@ class TrainState:
         loss_BT.mean().backward()
         self.model.zero_grad()
 
-    def _update_or_skip(self) -> bool:
+    def _update_or_skip(self, divisor: Tensor | None) -> bool:
         """Update the weights, unless the gradient is not finite; whether that was done."""
         bad = self.watch.read()
         if bad is None:
             self.progress.n_skipped_in_a_row = 0
-            self.optimizers.step(scaler=self.scaler)
+            self.optimizers.step(divisor=divisor, scaler=self.scaler)
             return True
         self._stop_or_count(bad)
         return False
