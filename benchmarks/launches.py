@@ -35,24 +35,20 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.shapes import TRAINING, Shape
 from benchmarks.workers import txl as worker
 from benchmarks.workers.serve import segments
-from txl.memory import full_memory
 from txl import TransformerXL
+from txl.memory import full_memory
 from txl.model import adaptive
 from txl.model import attention as model_attention
 from txl.model import layer as model_layer
 from txl.model import memory as model_memory
+from txl.ops import cast, layer_rows, lookup, rel_attention, triton_layer_rows
 from txl.ops import dropout as ops_dropout
 from txl.ops import linear as ops_linear
 from txl.ops import linear_cross_entropy as head
-from txl.ops import cast, layer_rows, lookup, rel_attention, triton_layer_rows
 from txl.ops.operator import Operator
-from txl.ops.rel_attention.launch import PROGRAMS, n_tiles
-from txl.runtime.distributed import Ranks
-from txl.training.config import TrainConfig
+from txl.ops.rel_attention.launch import n_tiles
 from txl.training.optimizers import Muon
 from txl.training.step import TrainState
-
-GIB = 2**30
 
 
 @dataclasses.dataclass
@@ -212,8 +208,8 @@ def bytes_of(name: str, args: Any, read: list[Tensor], written: list[Tensor]) ->
         return _stored(written[0]) + 2 * _stored(read[0])
     distinct = {id(x): x for x in [*read, *written]}
     found = sum(map(_stored, distinct.values()))
-    if name.startswith("_fused_adam"):  # of weight, gradient and two moments all but one are written
-        return found // 4 * 7
+    if name.startswith("_fused_adam"):  # weights, moments and, where clipped, gradients are written
+        return found * 2
     if name.startswith("_foreach") and name.endswith("_"):
         return found + sum(map(_stored, args[0]))
     if name.endswith("_"):  # what it changes is read and written
@@ -238,14 +234,16 @@ def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor]) -> Iterator[None]:
         mock.patch.object(torch.nn.Linear, "reset_parameters"),
         mock.patch.object(torch.nn.utils, "get_total_norm", total_norm),
         mock.patch.object(Operator, "__call__", lambda self, *inputs: self.custom_op(*inputs)[0]),
-        mock.patch.object(rel_attention, "resolved", lambda *args, **options: "fused"),
+        mock.patch.object(rel_attention, "resolved", return_value="fused"),
         mock.patch.object(model_attention, "with_memory", _with_memory),
         mock.patch.object(ops_linear, "linear", F.linear),
-        *(mock.patch.object(module, "on_gpu", lambda x: True) for module in ASK),
-        mock.patch.object(layer_rows, "_launch", lambda: launched),
+        *(mock.patch.object(module, "on_gpu", return_value=True) for module in ASK),
+        mock.patch.object(layer_rows, "_launch", return_value=launched),
         mock.patch.object(ops_dropout, "dropout", _dropout),
-        mock.patch.object(head, "_is_in_place", lambda *args: False),
-        mock.patch.multiple(head, linear=F.linear, linear_in_part=F.linear, BUDGET=budget, IN_CACHE=2**62),
+        mock.patch.object(head, "_is_in_place", return_value=False),
+        mock.patch.multiple(
+            head, linear=F.linear, linear_in_part=F.linear, BUDGET=budget, IN_CACHE=2**62
+        ),
         mock.patch.multiple(adaptive, check_ids=mock.DEFAULT, to_device=lambda x, device: x),
         mock.patch.multiple(adaptive, **_by_counts(*ids)),
     ]
@@ -333,9 +331,7 @@ def count(shape: Shape, optim: str) -> Kernels:
     ids = next(segments(shape))
     kernels = Kernels()
     with gpu_paths(kernels, ids), FakeTensorMode(allow_non_fake_inputs=True):
-        model = TransformerXL(
-            worker.config_of(shape), dropout=shape.dropout, dropatt=shape.dropatt
-        )
+        model = TransformerXL(worker.config_of(shape), dropout=shape.dropout, dropatt=shape.dropatt)
         state = _on_gpu(worker.state_of(model, shape, optim=optim))
         _name_parts(kernels, state)
         state.step(*ids)
@@ -389,7 +385,9 @@ def _print(title: str, kernels: Kernels, top: int) -> None:
     for name, part in kernels.parts.items():
         every += part.launches
         n = part.launches.total()
-        print(f"  {name:<10} {n:6,} launches {part.n_byte / 1e9:7.2f} GB {part.flop / 1e12:6.3f} TFLOP")
+        print(
+            f"  {name:<10} {n:6,} launches {part.n_byte / 1e9:7.2f} GB {part.flop / 1e12:6.3f} TFLOP"
+        )
     for name, n in every.most_common(top):
         print(f"    {n:6,} {name}")
 

@@ -285,3 +285,23 @@ def test_dev_perf_is_reduce_on_plateau_also_after_a_restart(patience: int) -> No
         again.load(plateau.state())
         assert vars(again) == vars(plateau)
         plateau = again
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "muon", "lamb"])
+def test_gradients_are_divided_on_the_way(name: str) -> None:
+    """As before the step; in float32 a fused optimizer does it."""
+    after = []
+    for divisor in (None, torch.tensor(3.0)):
+        torch.manual_seed(0)
+        model = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 3), "b": torch.nn.Linear(3, 2)})
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        optimizers = Optimizers(
+            model.named_parameters(), TrainConfig(optim=name, lr=0.1, own={}), matrices
+        )
+        for _ in range(3):
+            for p in model.parameters():
+                p.grad = torch.randn(p.shape) / (3 if divisor is None else 1)
+            optimizers.step(divisor=divisor)
+        after.append([p.detach() for p in model.parameters()])
+    for one, other in zip(*after, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

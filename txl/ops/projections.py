@@ -39,7 +39,11 @@ class _Project(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         joined_BSD = torch.cat([mem_BMD, x_BTD], 1)
         ctx.save_for_backward(x_BTD, joined_BSD, q_ED, k_ED, v_ED)
-        return _linear(x_BTD, q_ED, q_E), _linear(joined_BSD, k_ED, k_E), _linear(joined_BSD, v_ED, v_E)
+        return (
+            _linear(x_BTD, q_ED, q_E),
+            _linear(joined_BSD, k_ED, k_E),
+            _linear(joined_BSD, v_ED, v_E),
+        )
 
     @staticmethod
     @once_differentiable

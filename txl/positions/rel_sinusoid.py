@@ -46,9 +46,7 @@ class RelSinusoid(PositionEncoding):
             return feats
         return rearrange(self.r_net(feats), "s (n h) -> s n h", n=len(self.u_NH))
 
-    def project_for_all(
-        self, encodings: Sequence[Any], feats: Tensor
-    ) -> Sequence[Tensor]:
+    def project_for_all(self, encodings: Sequence[Any], feats: Tensor) -> Sequence[Tensor]:
         """See `PositionEncoding`."""
         weight_ED = torch.cat([pos.r_net.weight for pos in encodings])
         r_SE = F.linear(feats, weight_ED)
