@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: whether everything is right there, then every figure, in four parts of under ten minutes.
 #
-#     bash benchmarks/gpu.sh PART [FOLDER]      1: correctness, the training step, its profile, evaluation
+#     bash benchmarks/gpu.sh PART [FOLDER]      1: the training step in each variant, its kernels, correctness
 #                                               2: attention: its tiles, and beside other attentions; the head
 #                                               3: larger models, growth, generation, precision and flags on real text
-#                                               4: train base of WikiText-103, for the time there is
+#                                               4: train NVIDIA's base for eight minutes, and evaluate it
 #     bash benchmarks/gpu.sh --tests [FLAGS]    the tests instead, on as many cores as there are; needs pytest-xdist.
 #                                               They are those of a CPU: tests/conftest.py hides the GPU from them
 #
@@ -15,7 +15,9 @@
 # up, keeps what it has measured and does not stop the others. The exit status is 1 if a check is WRONG or one failed.
 #
 # PYTHON names the interpreter, SECONDS_IN_ALL the limit of a part [585], DATA the folder of the text that part 4 trains
-# on [data/wikitext-103]. DEVICE=cpu tries everything with tiny models without a GPU.
+# on [data/wikitext-103]; train.txt may be in parts that xz has compressed. ORIGINAL names a checkout of
+# kimiyoung/transformer-xl, which part 1 then times in the same run. DEVICE=cpu tries everything with tiny models
+# without a GPU.
 set -uo pipefail
 
 called_from=$PWD
@@ -115,6 +117,13 @@ bench() {
     ended "$name" $((SECONDS - start)) "$code" "$left" "$note"
 }
 
+# variant SECONDS NAME [FLAGS]: a training step
+variant() {
+    local seconds=$1 name=$2
+    shift 2
+    bench "$seconds" "$name" benchmarks.gpu_step "${exact[@]}" "$@"
+}
+
 # Kernels are compiled on one core, and there are many: the checks are shared among processes, beside which others
 # compile what is timed later. Nothing is timed meanwhile.
 correctness() {
@@ -146,28 +155,37 @@ correctness() {
 fast=(--device cuda --dtype bfloat16) exact=(--device cuda) only=() compiled=(wt103-base nvidia-base nvidia-large)
 base=(--shapes nvidia-base) large=(--shapes nvidia-large) both=(--shapes nvidia-base nvidia-large)
 wt103=(--shapes wt103-base) attended=(--shapes wt103-base nvidia-base nvidia-large long memory) long=(--shapes memory-64k) heads=()
-batches=(--batch_sizes 32 128 256) streams=(--batch_sizes 1 32) growth=(640 1600 6400 25600 100000)
-pairs=(--pairs 5) few=(--pairs 3) steps=10 tokens=50 updates=(--updates 100) recorded=(--cuda_graph)
+batches=(--batch_sizes 32 128) streams=(--batch_sizes 1 32) growth=(640 1600 6400 25600 100000)
+pairs=(--pairs 5) few=(--pairs 3) steps=10 tokens=50 updates=(--updates 100) best=(--compile --cuda_graph)
+b32=(--batch 32) b256=(--batch 256 --steps 4) b16=(--shape nvidia-large --batch 16 --steps 4) one=(--batch_sizes 32)
+flex=(--shapes nvidia-base nvidia-large) original=()
+[[ -z ${ORIGINAL:-} ]] || original=(--original "$ORIGINAL")
 text=(--data "${DATA:-data/wikitext-103}") loss=() curve=()
 if [[ $device == cpu ]]; then # the same programs, with models of no weight
     fast=(--device cpu) exact=(--device cpu) only=(--only "as on a CPU: default" step) compiled=()
     base=(--shapes tiny) large=(--shapes tiny) both=(--shapes tiny) wt103=(--shapes tiny) attended=(--shapes tiny)
-    long=(--shapes tiny) heads=(--shapes tiny)
-    batches=(--batch_sizes 2) streams=(--batch_sizes 1) growth=(8 16) pairs=(--pairs 1) few=(--pairs 1) steps=1 tokens=2 updates=(--first 1 --updates 1) recorded=()
+    long=(--shapes tiny) heads=(--shapes tiny) flex=(--shapes tiny) one=(--batch_sizes 2)
+    b32=(--shape tiny --batch 2 --dtype float32 --steps 1 --warm_up 1) b256=("${b32[@]}") b16=("${b32[@]}")
+    batches=(--batch_sizes 2) streams=(--batch_sizes 1) growth=(8 16) pairs=(--pairs 1) few=(--pairs 1) steps=1 tokens=2 updates=(--first 1 --updates 1) best=()
     loss=(--device cpu --steps 2 --tiny) curve=(--tiny)
 fi
 
 case $part in
 1)
-    correctness 105
-    bench 100 step benchmarks.step "${fast[@]}" "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
-    bench 80 step-graph benchmarks.step "${fast[@]}" "${recorded[@]}" "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
-    bench 25 graph benchmarks.graph "${exact[@]}" "${updates[@]}"
-    bench 75 step-compiled benchmarks.step "${fast[@]}" --compile "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
-    bench 45 step-both benchmarks.step "${fast[@]}" --compile "${recorded[@]}" "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
-    bench 45 profile benchmarks.profile_step "${fast[@]}" "${both[@]}" --steps 3
-    bench 65 evaluation benchmarks.evaluation "${fast[@]}" "${wt103[@]}" "${streams[@]}" --segments 50 "${pairs[@]}"
-    bench 45 profile-compiled benchmarks.profile_step "${fast[@]}" --compile "${base[@]}" --steps 3
+    variant 35 check-graph --check
+    variant 30 eager-32 "${b32[@]}" --profile
+    variant 60 compiled-256 "${b256[@]}" --compile --profile
+    variant 35 graph-32 "${b32[@]}" --cuda_graph --profile
+    variant 55 compiled-graph-32 "${b32[@]}" --compile --cuda_graph --profile
+    bench 60 micro benchmarks.gpu_micro "${exact[@]}" --seconds 55
+    bench 50 flex benchmarks.attention "${fast[@]}" --rounds 5 "${flex[@]}" --only fused flex
+    correctness 75
+    variant 45 compiled-graph-256 "${b256[@]}" --compile --cuda_graph --profile
+    bench 45 beside benchmarks.step "${fast[@]}" "${base[@]}" "${one[@]}" "${few[@]}" --steps $steps "${best[@]}" "${original[@]}"
+    variant 25 graph-32-muon "${b32[@]}" --cuda_graph --optim muon --profile
+    variant 20 graph-32-keep64 "${b32[@]}" --cuda_graph --keep_mib 64
+    bench 30 evaluation benchmarks.evaluation "${fast[@]}" "${wt103[@]}" "${streams[@]}" --segments 50 "${few[@]}"
+    variant 20 compiled-large-16 "${b16[@]}" --compile --profile
     ;;
 2)
     bench 320 tiles benchmarks.tune_rel_attention "${fast[@]}" --seconds $((290 * in_all / 585))
@@ -178,16 +196,17 @@ case $part in
     ;;
 3)
     bench 110 step-large benchmarks.step "${fast[@]}" "${large[@]}" "${batches[@]}" "${few[@]}" --steps $steps
-    bench 150 same-loss benchmarks.same_loss "${loss[@]}"
+    bench 125 same-loss benchmarks.same_loss "${loss[@]}"
     bench 60 step-wt103 benchmarks.step "${fast[@]}" "${wt103[@]}" "${batches[@]}" "${few[@]}" --steps $steps
     bench 70 growth benchmarks.evaluation "${fast[@]}" "${wt103[@]}" --mem_lens "${growth[@]}" --segments 10 "${few[@]}"
     bench 30 generation benchmarks.generation "${fast[@]}" "${wt103[@]}" --tokens $tokens "${pairs[@]}"
     bench 80 step-large-compiled benchmarks.step "${fast[@]}" --compile "${large[@]}" "${batches[@]}" "${few[@]}" --steps $steps
     bench 40 evaluation-large benchmarks.evaluation "${fast[@]}" "${both[@]}" "${streams[@]}" --segments 20 "${few[@]}"
+    bench 25 graph benchmarks.graph "${exact[@]}" "${updates[@]}"
     bench 30 evaluation-f32 benchmarks.evaluation "${exact[@]}" "${wt103[@]}" --segments 50 "${pairs[@]}"
     ;;
 4)
-    bench 575 train-base benchmarks.training_curve "${text[@]}" --minutes "$(((in_all - 45) / 60))" "${curve[@]}"
+    bench 575 train-nv-base benchmarks.training_curve "${text[@]}" --minutes "$((in_all * 8 / 585))" "${curve[@]}"
     ;;
 esac
 

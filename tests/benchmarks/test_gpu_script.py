@@ -48,10 +48,10 @@ def table(out: str) -> dict[str, str]:
 
 
 ALL = {
-    1: ["correctness", "step"],
+    1: ["correctness", "eager-32", "beside"],
     2: ["tiles", "attention"],
     3: ["same-loss", "growth"],
-    4: ["train-base"],
+    4: ["train-nv-base"],
 }
 """Some benchmarks of each part."""
 
@@ -94,19 +94,19 @@ def test_one_that_fails_is_named_and_those_after_it_are_run(tmp_path: Path) -> N
     cases = """
         *check-0*) echo right one; echo WRONG another; exit 1 ;;
         *gpu_check*) echo right one ;;
-        *step.json*) echo "first row 1.0 MiB"; exit 124 ;;
-        *step-compiled*) echo "txl failed: out of memory" ;;
+        *eager-32.json*) echo "first row 1.0 MiB"; exit 124 ;;
+        *compiled-256*) echo "txl failed: out of memory" ;;
         *evaluation.json*) echo "no CUDA graph, reading without: why" >&2 ;;
-        *profile.json*) exit 3 ;;
+        *graph-32.json*) exit 3 ;;
     """
     status, out = run(tmp_path, 1, cases)
     assert status == 1
     ends = table(out)
     assert "status 1" in ends["correctness"]
-    assert "stopped after" in ends["step"]
-    assert "a program failed" in ends["step-compiled"]
-    assert "status 3" in ends["profile"]
-    assert ends["profile-compiled"].endswith("s done")
+    assert "stopped after" in ends["eager-32"]
+    assert "a program failed" in ends["compiled-256"]
+    assert "status 3" in ends["graph-32"]
+    assert ends["compiled-large-16"].endswith("s done")
     assert "first row 1.0 MiB" in out
     assert "evaluation.log:no CUDA graph, reading without: why" in out
     assert "WRONG: 1 of" in out
@@ -115,18 +115,18 @@ def test_one_that_fails_is_named_and_those_after_it_are_run(tmp_path: Path) -> N
 def test_what_takes_too_long_is_stopped_and_what_no_time_is_left_for_left_out(
     tmp_path: Path,
 ) -> None:
-    status, out = run(tmp_path, 1, "*check-0*) exec sleep infinity ;;", seconds=6)
+    status, out = run(tmp_path, 1, "*eager-32*) exec sleep infinity ;;", seconds=20)
     assert status == 1
-    assert "stopped after 1 s" in table(out)["correctness"]
+    assert "stopped after" in table(out)["eager-32"]
     _, out = run(tmp_path, 1, "*) ;;", seconds=1)
-    assert "left out: no time" in table(out)["step"]
+    assert "left out: no time" in table(out)["graph-32"]
 
 
 def test_a_run_that_is_killed_leaves_what_it_has_measured(tmp_path: Path) -> None:
     """And the next one begins with the kernels that were compiled."""
     held = "touch killed; until [[ -e done ]]; do sleep 0.1; done"
     cases = (
-        f"*step.json*) {held} ;;\n*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;"
+        f"*eager-32.json*) {held} ;;\n*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;"
     )
     python = tmp_path / "python"
     python.write_text(f'#!/usr/bin/env bash\ncd {tmp_path}\ncase "$*" in\n{cases}\nesac\n')
@@ -140,9 +140,9 @@ def test_a_run_that_is_killed_leaves_what_it_has_measured(tmp_path: Path) -> Non
     os.killpg(script.pid, signal.SIGKILL)
     script.wait()
     (tmp_path / "done").touch()
-    assert "correctness" in table((tmp_path / "out" / "part-1.txt").read_text())
+    assert "check-graph" in table((tmp_path / "out" / "part-1.txt").read_text())
     with tarfile.open(tmp_path / "out" / "part-1.tar.gz") as packed:
-        assert "part-1/check-0.log" in packed.getnames()
+        assert "part-1/check-graph.log" in packed.getnames()
 
     assert (
         run(tmp_path, 4, "*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;")[0] == 0
