@@ -2,6 +2,7 @@
 
     python -m benchmarks.aot [--head 64 ...] [--dtype bfloat16 ...] [--dropout 0 ...] [--window -1]
                              [--tile SIDE WARPS STAGES] [--markdown]
+    python -m benchmarks.aot --rows 512 2048
 
 The operators are called as a model calls them, on tensors that nobody reads; each launch compiles its kernel, as
 specialised as on a GPU, and goes no further. ptxas and cuobjdump come with Triton.
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from txl.ops import triton_layer_rows
 from txl.ops.rel_attention import launch
 from txl.ops.rel_attention.fused import fused
 
@@ -116,6 +118,19 @@ def compile_attention(
     return [report(*each) for each in _distinct(compiled)]
 
 
+def compile_rows(d_model: int, d_inner: int, dtype: torch.dtype, dropout: float) -> list[Report]:
+    """The kernels between the products of a layer."""
+    x, weight = torch.empty(6, d_model), torch.empty(d_model)
+    y, seed = x.to(dtype), torch.zeros(1, dtype=torch.int64)
+    z, bias = torch.empty(6, d_inner, dtype=dtype), torch.empty(d_inner)
+    with compiling_only() as compiled:
+        _, _, stats = triton_layer_rows.add_norm(x, y, weight, weight, seed, 1e-5, dropout)
+        triton_layer_rows.add_norm_backward(x, y, x, y, weight, seed, stats, dropout)
+        triton_layer_rows.bias_relu(z, bias, seed, dropout)
+        triton_layer_rows.bias_relu_backward(z, z, dropout)
+    return [report(name.lstrip("_"), *rest) for name, *rest in compiled]
+
+
 def _distinct(compiled: list[Any]) -> list[Any]:
     """One kernel per name; `copy_rows` may have run for several tensors."""
     return list({name: (name, *rest) for name, *rest in reversed(compiled)}.values())[::-1]
@@ -135,7 +150,7 @@ def report(name: str, constants: dict[str, Any], kernel: Any) -> Report:
     )
     return Report(
         name,
-        next(constants[key] for key in ("W", "ROWS", "block") if key in constants),
+        next(constants[key] for key in ("W", "ROWS", "BLOCK", "block") if key in constants),
         kernel.metadata.num_warps,
         kernel.metadata.num_stages,
         int(usage["REG"]),
@@ -174,6 +189,9 @@ def main() -> None:
     parser.add_argument(
         "--tile", type=int, nargs=3, metavar=("SIDE", "WARPS", "STAGES"), help="for every kernel"
     )
+    parser.add_argument(
+        "--rows", type=int, nargs=2, metavar=("D_MODEL", "D_INNER"), help="a layer's rows instead"
+    )
     parser.add_argument("--markdown", action="store_true", help="print one table")
     args = parser.parse_args()
     if args.tile:
@@ -181,6 +199,11 @@ def main() -> None:
     if args.markdown:
         print("| | kernel | side, warps, stages | registers | stack | STL | LDL | shared memory |")
         print("|---|---|---|---|---|---|---|---|")
+    if args.rows:
+        for dtype, dropout in product(args.dtype, args.dropout):
+            reports = compile_rows(*args.rows, getattr(torch, dtype), dropout)
+            show(f"{dtype}, rows of {args.rows}", reports, as_table=args.markdown)
+        return
     for dtype, head in product(args.dtype, args.head):
         seen: list[Report] = []
         for dropout in args.dropout:

@@ -125,9 +125,7 @@ def test_what_takes_too_long_is_stopped_and_what_no_time_is_left_for_left_out(
 def test_a_run_that_is_killed_leaves_what_it_has_measured(tmp_path: Path) -> None:
     """And the next one begins with the kernels that were compiled."""
     held = "touch killed; until [[ -e done ]]; do sleep 0.1; done"
-    cases = (
-        f"*eager-32.json*) {held} ;;\n*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;"
-    )
+    cases = f"*eager-32.json*) {held} ;;\n*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;"
     python = tmp_path / "python"
     python.write_text(f'#!/usr/bin/env bash\ncd {tmp_path}\ncase "$*" in\n{cases}\nesac\n')
     python.chmod(0o755)
