@@ -11,7 +11,7 @@ from benchmarks.checks.errors import Errors, error
 from benchmarks.shapes import TRAINING, Shape
 from benchmarks.workers import serve
 from benchmarks.workers.serve import segments
-from benchmarks.workers.txl import config_of, context_of, model_of, state_of
+from benchmarks.workers.txl import cluster_shares, config_of, context_of, model_of, state_of
 from txl.inference.cuda_graph import CudaGraphModel
 from txl.inference.frozen import Frozen
 from txl.model.autocast import autocast, dtype_for
@@ -180,7 +180,7 @@ def repeated_errors(
         model = varied(shape, **changes).to(shape.device)
         state = state_of(model, shape, optim=optim, memory_parts=memory_parts)
         if record is not None:
-            state.repeat_update(record)
+            state.repeat_update(record, cluster_shares(shape))
         text = segments(shape)
         nats.append(torch.stack([state.step(*next(text)).clone() for _ in range(8)]))
     return {"nats": error(nats[1], nats[0])}
@@ -196,7 +196,7 @@ def repeated_dropout_errors(shape: Shape) -> Errors:
     """1 if two updates that repeat a recording drop the same elements: of two that read the same, at a rate of 0."""
     shape = dataclasses.replace(shape, mem_len=0)
     state = state_of(varied(shape).to(shape.device), shape)
-    state.repeat_update(_record_on(shape.device))
+    state.repeat_update(_record_on(shape.device), cluster_shares(shape))
     batch = next(segments(shape))
     nats = []
     with mock.patch.object(state.optimizers, "set_learning_rate"):
