@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import accumulate, product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from txl import Context, ModelConfig, TransformerXL
 from txl.inference.words import WordProbabilities
@@ -110,6 +112,26 @@ def test_a_tied_table_gets_both_gradients(cut: str) -> None:
         (embedding(token_BT) * weight_BTD).sum(), list(embedding.parameters())
     )
     torch.testing.assert_close(alone, expected)
+
+
+def test_a_tied_table_has_one_gradient_on_any_device() -> None:
+    """On one without values: the table is looked at once, not twice."""
+    made = []
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            made.append(func.overloadpacket)
+            return func(*args, **(kwargs or {}))
+
+    with torch.device("meta"):
+        model = TransformerXL(ModelConfig(**SIZES | {"cutoffs": (3, 7)}))
+        ids = torch.empty(2, 5, dtype=torch.int64)
+    with shapes_for_any_ids(Room((3, 4, 5), (8, 4, 3))), Made():
+        model.nll(ids, ids, None, Context())[0].sum().backward()
+    assert torch.ops.aten.embedding_dense_backward not in made
+    assert torch.ops.aten.index_add_ in made
 
 
 TEXTS = {
