@@ -101,7 +101,7 @@ class Room(NamedTuple):
         """Room for texts of n_id ids, of which each cluster has these shares on average.
 
         m + 10 sqrt(m) + 16 where m are expected, in multiples of 16. Rare words come together: of
-        Wikipedia's they vary by 1.7 sqrt(m), and 2 of 12,801 texts of 6,144 words have more.
+        Wikipedia's they vary by 1.7 sqrt(m), and 1 of 12,801 texts of 6,144 words has more.
         """
         at_most = []
         for share in shares:
