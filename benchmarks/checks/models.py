@@ -1,6 +1,7 @@
 """Checks of whole models: compiled, CUDA graphs, reversible, without synchronisation, and against a CPU."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -171,16 +172,25 @@ def step_errors(shape: Shape, **changes: Any) -> Errors:
 
 
 def repeated_errors(
-    shape: Shape, *, optim: str = "adam", memory_parts: int = 1, **changes: Any
+    shape: Shape,
+    *,
+    optim: str = "adam",
+    memory_parts: int = 1,
+    shares: Sequence[float] | None = None,
+    **changes: Any,
 ) -> Errors:
-    """Of the nats of eight training steps, of which the last six repeat a recording, against those of steps that are
-    made one by one. Raises `UsageError` if they cannot be recorded."""
+    """Of the nats of eight training steps, of which the last six repeat a recording that has room for their words,
+    against those of steps that are made one by one. Raises `UsageError` if they cannot be recorded.
+
+    Args:
+        shares: of each cluster in the text, by which there is room; None: as it is.
+    """
     nats = []
     for record in (None, _record_on(shape.device)):
         model = varied(shape, **changes).to(shape.device)
         state = state_of(model, shape, optim=optim, memory_parts=memory_parts)
         if record is not None:
-            state.repeat_update(record, cluster_shares(shape))
+            state.repeat_update(record, shares or cluster_shares(shape))
         text = segments(shape)
         nats.append(torch.stack([state.step(*next(text)).clone() for _ in range(8)]))
     return {"nats": error(nats[1], nats[0])}

@@ -12,7 +12,7 @@ from txl.ops.linear_cross_entropy import linear_cross_entropy
 
 pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
 
-from txl.ops.softmax_kernel import gradients_in_place  # noqa: E402
+from txl.ops.softmax_kernel import gradients_in_place
 
 
 @pytest.mark.parametrize(("n_token", "n_word"), [(1, 1), (5, 7), (3, 4096), (4, 9001)])
