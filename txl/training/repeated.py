@@ -70,9 +70,6 @@ class RepeatedUpdate:
         parts: cuts ids, (B, T), into these parts.
         must_record: False: where an update cannot be recorded, a line says so, and all are made
             kernel by kernel.
-
-    Attributes:
-        n_alone: updates made kernel by kernel.
     """
 
     def __init__(
@@ -97,13 +94,12 @@ class RepeatedUpdate:
         self._gave_up = False
         self._last_shapes: list[torch.Size] | None = None
         self._recording: _Recording | None = None
-        self.n_alone = 0
+        self._n_alone = 0
 
     def __call__(self, batch: Batch, memories: list[Memory | None]) -> Update:
         """Make one update. Raises `UsageError` if it cannot be recorded but must be."""
         if self._gave_up or not self._has_room(batch):
             self._last_shapes = None  # what is recorded has been made in its room just before
-            self.n_alone += 1
             return self._alone(batch, memories)
         shapes = _shapes(batch, memories)
         if self._recording is None and self._is_settled(shapes):
@@ -126,8 +122,8 @@ class RepeatedUpdate:
 
     def _note(self) -> None:
         """Say so where the flag is of no use: nothing has been recorded for long."""
-        self.n_alone += 1
-        if self._recording is None and self.n_alone == _PATIENCE:
+        self._n_alone += 1
+        if self._recording is None and self._n_alone == _PATIENCE:
             _LOG.warning(
                 "--cuda_graph: of %d updates none could be recorded, since each read a memory or a"
                 " segment of another length than the one before; they are faster without it",
