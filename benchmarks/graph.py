@@ -19,6 +19,7 @@ from benchmarks.peers import positive, say_machine, write_as_found
 from txl.config import Context, ModelConfig
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
+from txl.runtime.recording import recorded
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 from txl.training.step import TrainState
@@ -45,7 +46,11 @@ def state_of(case: dict[str, Any], device: torch.device) -> TrainState:
     config = TrainConfig(**RECIPE, **case)
     model = TransformerXL(MODEL, dropout=config.dropout)
     init_weights(model, config)
-    return TrainState(model.to(device).train(), config, CONTEXT, Ranks(0, 1, device))
+    state = TrainState(model.to(device).train(), config, CONTEXT, Ranks(0, 1, device))
+    if config.cuda_graph:
+        sizes = MODEL.cluster_sizes
+        state.repeat_update(recorded, [size / MODEL.n_token for size in sizes])
+    return state
 
 
 def batches(n: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,6 +1,7 @@
 """Checks of whole models: compiled, CUDA graphs, reversible, without synchronisation, and against a CPU."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,7 +12,7 @@ from benchmarks.checks.errors import Errors, error
 from benchmarks.shapes import TRAINING, Shape
 from benchmarks.workers import serve
 from benchmarks.workers.serve import segments
-from benchmarks.workers.txl import config_of, context_of, model_of, state_of
+from benchmarks.workers.txl import cluster_shares, config_of, context_of, model_of, state_of
 from txl.inference.cuda_graph import CudaGraphModel
 from txl.inference.frozen import Frozen
 from txl.model.autocast import autocast, dtype_for
@@ -171,16 +172,25 @@ def step_errors(shape: Shape, **changes: Any) -> Errors:
 
 
 def repeated_errors(
-    shape: Shape, *, optim: str = "adam", memory_parts: int = 1, **changes: Any
+    shape: Shape,
+    *,
+    optim: str = "adam",
+    memory_parts: int = 1,
+    shares: Sequence[float] | None = None,
+    **changes: Any,
 ) -> Errors:
-    """Of the nats of eight training steps, of which the last six repeat a recording, against those of steps that are
-    made one by one. Raises `UsageError` if they cannot be recorded."""
+    """Of the nats of eight training steps, of which the last six repeat a recording that has room for their words,
+    against those of steps that are made one by one. Raises `UsageError` if they cannot be recorded.
+
+    Args:
+        shares: of each cluster in the text, by which there is room; None: as it is.
+    """
     nats = []
     for record in (None, _record_on(shape.device)):
         model = varied(shape, **changes).to(shape.device)
         state = state_of(model, shape, optim=optim, memory_parts=memory_parts)
         if record is not None:
-            state.repeat_update(record)
+            state.repeat_update(record, shares or cluster_shares(shape))
         text = segments(shape)
         nats.append(torch.stack([state.step(*next(text)).clone() for _ in range(8)]))
     return {"nats": error(nats[1], nats[0])}
@@ -196,7 +206,7 @@ def repeated_dropout_errors(shape: Shape) -> Errors:
     """1 if two updates that repeat a recording drop the same elements: of two that read the same, at a rate of 0."""
     shape = dataclasses.replace(shape, mem_len=0)
     state = state_of(varied(shape).to(shape.device), shape)
-    state.repeat_update(_record_on(shape.device))
+    state.repeat_update(_record_on(shape.device), cluster_shares(shape))
     batch = next(segments(shape))
     nats = []
     with mock.patch.object(state.optimizers, "set_learning_rate"):

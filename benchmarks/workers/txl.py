@@ -17,6 +17,7 @@ from txl.inference.frozen import cast_weights, pack_weights
 from txl.inference.key_value import KeyValue
 from txl.inference.key_values import KeyValueMemory
 from txl.runtime.distributed import Ranks
+from txl.runtime.recording import recorded
 from txl.runtime.resources import keep_freed_memory
 from txl.training.config import TrainConfig
 from txl.training.estimate import flops_per_token, measured_peak_flops
@@ -58,9 +59,7 @@ def reading_model(shape: Shape) -> TransformerXL:
     """
     model = model_of(shape)
     if shape.cutoffs:
-        share_C = torch.stack(
-            [part.sum() for part in word_shares(shape).split(model.config.cluster_sizes)]
-        )
+        share_C = torch.tensor(cluster_shares(shape))
         with torch.no_grad():
             model.softmax.cluster_bias.copy_((share_C[1:] / share_C[0] * shape.cutoffs[0]).log())
     cast_weights(model.eval(), getattr(torch, shape.dtype))  # as eval.py and generate.py load it
@@ -123,9 +122,17 @@ def state_of(model: TransformerXL, shape: Shape, **settings: Any) -> TrainState:
         attn_impl=shape.attn_impl,
         **settings,
     )
-    return TrainState(
-        model.train(), config, context_of(shape), Ranks(0, 1, torch.device(shape.device))
-    )
+    ranks = Ranks(0, 1, torch.device(shape.device))
+    state = TrainState(model.train(), config, context_of(shape), ranks)
+    if shape.cuda_graph:
+        state.repeat_update(recorded, cluster_shares(shape))
+    return state
+
+
+def cluster_shares(shape: Shape) -> list[float]:
+    """The share of each cluster of the vocabulary in the words of `segments`."""
+    share_V = word_shares(shape)
+    return [part.sum().item() for part in share_V.split(config_of(shape).cluster_sizes)]
 
 
 def main() -> None:

@@ -286,7 +286,11 @@ def test_a_graph_is_estimated_for_one_gpu_without_shards(here: Here) -> None:
     assert here.result(small)["limit"].endswith("or try --compile or --cuda_graph.")
     assert here.result(f"{small} --gpus 8")["limit"].endswith("or try --compile.")
     refusal = here.refused(f"{small} --gpus 8 --cuda_graph")
-    assert refusal.endswith("--cuda_graph: for one process, and there are 8; give --no_cuda_graph")
+    assert "--cuda_graph: for one process, and there are 8, where --compile has" in refusal
+    for word, launches in (("on", False), ("auto", False), ("off", True)):
+        plan = here.result(f"{small} --cuda_graph {word}")
+        assert (plan["DDP"]["launch_s"] > 0) == launches
+    assert here.result(f"{small} --gpus 8 --cuda_graph auto")["DDP"]["launch_s"] > 0
 
 
 def test_memory_that_a_system_call_lacks_is_no_disk(

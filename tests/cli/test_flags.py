@@ -228,6 +228,11 @@ SPELT: list[tuple[str, str, dict[str, Any]]] = [
     ("train", "--n_layer 2 --n-layer 3", {"n_layer": 3}),  # the later one wins
     ("train", "--cutoffs 10 20 --cutoffs 30", {"cutoffs": (30,)}),
     ("train", "--same_length --no_same_length", {"same_length": False}),
+    # a switch that may be left to the program
+    ("train", "--cuda_graph --lr 1", {"cuda_graph": True, "lr": 1.0}),
+    ("train", "--cuda_graph auto", {"cuda_graph": "auto"}),
+    ("train", "--cuda_graph on --cuda_graph=off", {"cuda_graph": False}),
+    ("train", "--cuda_graph auto --no_cuda_graph", {"cuda_graph": False}),
 ]
 
 

@@ -5,6 +5,7 @@ import itertools
 import re
 import shutil
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -469,3 +470,27 @@ def test_minutes_take_the_place_of_updates() -> None:
     assert without_last_update({"minutes": 5.0, "max_step": 3}) == {"minutes": 5.0, "max_step": 3}
     assert without_last_update({"lr": 1.0}) == {"lr": 1.0}
     assert "max_step" not in read("train", "--preset", "tiny", "--minutes", "5")
+
+
+def test_whether_updates_are_recorded_is_left_to_the_program(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says which and why. A resumed run keeps the setting; here work is repeated by doing it again."""
+    n_recorded = 0
+
+    def record(work: Callable[[], None]) -> Callable[[], None]:
+        nonlocal n_recorded
+        n_recorded += 1
+        return work
+
+    shape = "--adaptive --cutoffs 10 15 --max_step_scheduler 20 --eval_interval 50"
+    for run, flags in (("plain", "--no_cuda_graph"), ("new", "--cuda_graph auto")):
+        out = here(f"train {shape} --work_dir {run} --max_step 8 {flags}").out
+        assert ("--cuda_graph auto: off: the device is cpu" in out) == (run == "new")
+    monkeypatch.setattr("txl.commands.train.why_no_graph", lambda *_: "")
+    monkeypatch.setattr("txl.commands.train.recorded", record)
+    for run in ("plain", "new"):
+        out = here(f"train --work_dir {run} --max_step 20 --resume").out
+        assert ("--cuda_graph auto: on: one process trains on one GPU" in out) == (run == "new")
+    assert n_recorded == 1
+    assert last_loss(Path("new"), "valid") == pytest.approx(last_loss(Path("plain"), "valid"))

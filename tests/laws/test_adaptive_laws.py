@@ -1,12 +1,18 @@
 """What must hold of words in and words out."""
 
+from collections.abc import Sequence
+from itertools import accumulate, product
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from txl import Context, ModelConfig, TransformerXL
 from txl.inference.words import WordProbabilities
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.ops.lookup import Room, shapes_for_any_ids
 from txl.training.nats import smoothing
 
 SIZES = {"n_token": 12, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 6, "d_inner": 4}
@@ -106,6 +112,110 @@ def test_a_tied_table_gets_both_gradients(cut: str) -> None:
         (embedding(token_BT) * weight_BTD).sum(), list(embedding.parameters())
     )
     torch.testing.assert_close(alone, expected)
+
+
+def test_a_tied_table_has_one_gradient_on_any_device() -> None:
+    """On one without values: the table is looked at once, not twice."""
+    made = []
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            made.append(func.overloadpacket)
+            return func(*args, **(kwargs or {}))
+
+    with torch.device("meta"):
+        model = TransformerXL(ModelConfig(**SIZES | {"cutoffs": (3, 7)}))
+        ids = torch.empty(2, 5, dtype=torch.int64)
+    with shapes_for_any_ids(Room((3, 4, 5), (8, 4, 3))), Made():
+        model.nll(ids, ids, None, Context())[0].sum().backward()
+    assert torch.ops.aten.embedding_dense_backward not in made
+    assert torch.ops.aten.index_add_ in made
+
+
+TEXTS = {
+    "mixed": [0, 5, 11, 4, 0, 8, 8, 2, 1, 10],
+    "shortlist": [0, 1, 2, 0, 1, 2, 0, 0, 1, 1],
+    "rare words": [11, 10, 11, 7, 7, 9, 8, 11, 10, 10],
+    "middle": [3, 4, 5, 6, 3, 3, 4, 6, 5, 3],
+}
+
+
+def counts(ids: list[int], sizes: Sequence[int]) -> list[int]:
+    ends = list(accumulate(sizes))
+    return [
+        sum(end - size <= word < end for word in ids) for end, size in zip(ends, sizes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("not_tied", [False, True])
+@pytest.mark.parametrize("cut", sorted(CUTS))
+def test_words_in_a_room_of_their_clusters_give_the_same_values_and_gradients(
+    cut: str, not_tied: bool
+) -> None:
+    """In room for exactly as many, for a few more, and for all in each cluster."""
+    config = ModelConfig(**SIZES | CUTS[cut], not_tied=not_tied)
+    embedding = AdaptiveEmbedding(config).double()
+    softmax = AdaptiveSoftmax(config, embedding).double()
+    wanted = list(dict.fromkeys([*embedding.parameters(), *softmax.parameters()]))
+    weight_BT = torch.randn(2, 5).double()
+
+    def results(ids: list[int], targets: list[int]) -> list[Tensor]:
+        hidden_BTD = embedding(torch.tensor(ids).view(2, 5)).tanh()
+        nll_BT = softmax.nll(hidden_BTD, torch.tensor(targets).view(2, 5))
+        loss = (nll_BT * weight_BT).sum()
+        options = {"allow_unused": True, "materialize_grads": True}
+        return [hidden_BTD, nll_BT, *torch.autograd.grad(loss, wanted, **options)]
+
+    sizes = config.cluster_sizes
+    for ids, targets in product(TEXTS.values(), TEXTS.values()):
+        expected = results(ids, targets)
+        exact = [max(pair) for pair in zip(counts(ids, sizes), counts(targets, sizes), strict=True)]
+        for room in (exact, [n + 2 for n in exact], [10] * len(sizes)):
+            assert Room(sizes, room).holds(torch.tensor(ids))
+            assert Room(sizes, room).holds(torch.tensor(targets))
+            with shapes_for_any_ids(Room(sizes, room)):
+                found = results(ids, targets)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("div_val", [1, 2])
+def test_a_word_without_room_is_found_on_the_host_and_is_nan_on_the_device(div_val: int) -> None:
+    config = ModelConfig(**SIZES | {"cutoffs": (3, 7), "div_val": div_val})
+    embedding = AdaptiveEmbedding(config)
+    softmax = AdaptiveSoftmax(config, embedding)
+    for name, ids in TEXTS.items():
+        found = counts(ids, config.cluster_sizes)
+        for cluster in (1, 2):
+            room = Room(config.cluster_sizes, [n - (i == cluster) for i, n in enumerate(found)])
+            if found[cluster]:
+                assert not room.holds(torch.tensor(ids)), name
+                with shapes_for_any_ids(room):
+                    assert softmax.nll(torch.randn(10, 6), torch.tensor(ids)).isnan().all()
+                    rows_LD = embedding(torch.tensor([ids]))
+                assert rows_LD.isnan().all() == (div_val == 2)  # else there is one table
+
+
+@pytest.mark.parametrize("div_val", [1, 2])
+def test_in_a_room_no_shape_depends_on_a_word(div_val: int) -> None:
+    """With tensors that have no values."""
+    config = ModelConfig(**SIZES | {"cutoffs": (3, 7), "div_val": div_val})
+    with torch.device("meta"):
+        embedding = AdaptiveEmbedding(config)
+        softmax = AdaptiveSoftmax(config, embedding)
+        ids = torch.empty(2, 5, dtype=torch.int64)
+        with shapes_for_any_ids(Room(config.cluster_sizes, (8, 4, 3))):
+            softmax.nll(embedding(ids), ids, same_weight=True).sum().backward()
+        with pytest.raises(NotImplementedError, match="nonzero"):
+            softmax.nll(embedding(ids), ids)
+
+
+def test_room_is_sized_by_the_share_of_each_cluster_in_the_text() -> None:
+    """Ten deviations above the mean, in multiples of 16, and never more than all."""
+    room = Room.of((20, 40, 40), (0.9, 0.09, 0.0), 1000)
+    assert list(room.at_most) == [1000, 208, 16]
+    assert list(Room.of((20, 40, 40), (0.9, 0.09, 0.01), 12).at_most) == [12, 12, 12]
 
 
 def test_a_hook_of_the_embedding_is_called_in_training_as_in_evaluation() -> None:

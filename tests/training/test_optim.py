@@ -154,7 +154,7 @@ def test_muon_updates_matrices_together_as_one_by_one(
 ) -> None:
     """Tall and wide ones, stacks that are cut, matrices without a gradient, two groups."""
     monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", False)
-    monkeypatch.setattr("txl.training.optimizers._AT_ONCE", at_once)
+    monkeypatch.setattr("txl.training.optimizers._AT_ONCE", {"cpu": at_once})
     rng = np.random.default_rng(0)
     expected = [rng.normal(size=shape) for shape in SHAPES]
     ours = [nn.Parameter(torch.tensor(x)) for x in expected]

@@ -12,13 +12,18 @@ from tests.training.runs import ADAPTIVE, N_TOKEN, SHAPE, Run, config
 from txl import Context
 from txl.config import UsageError
 from txl.ops import linear_cross_entropy
+from txl.runtime.distributed import Ranks
 from txl.runtime.recording import _first
 from txl.training import optimizers
+from txl.training.finite import NonFiniteError
 from txl.training.optim import Optimizers
+from txl.training.repeated import RepeatedUpdate, why_no_graph
 
 # 4 streams, 9 segments of 6 and one of 3 an epoch; the memory of 9 is full after two
 CONTEXT = Context(tgt_len=6, mem_len=9, compressed_len=2)
 IDS = np.random.default_rng(5).integers(0, N_TOKEN, 4 * 58)
+# of the 24 words of an update 15 are of one cluster
+CROWDED = np.where(np.random.default_rng(6).random(4 * 58) < 0.3, 10 + IDS // 2, IDS)
 
 
 class Recorder:
@@ -37,10 +42,10 @@ class Recorder:
         return repeat
 
 
-def a_run(shape: dict[str, Any] | None = None, **settings: Any) -> Run:
+def a_run(shape: dict[str, Any] | None = None, *, ids: np.ndarray = IDS, **settings: Any) -> Run:
     given = {"max_step": 16, "max_step_scheduler": 16, **settings}
     shape = SHAPE | ADAPTIVE | (shape or {})
-    return Run(config(**given), dtype=torch.float64, ids=IDS, shape=shape, context=CONTEXT)
+    return Run(config(**given), dtype=torch.float64, ids=ids, shape=shape, context=CONTEXT)
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +65,18 @@ def muon_in_the_dtype_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizers, "dtype_on", lambda *_: "float32")
 
 
+ALL = (1.0, 1.0, 1.0)
+NONE = (0.0, 0.0, 0.0)
+"""Shares of clusters for which there is room for all words in each, and for 16."""
+
+
 def repeated(run: Run, record: Any) -> Run:
-    """Losses are copied, since the next repetition writes over them."""
-    run.state.repeat_update(record)
+    """With room for all words in each cluster. Losses are copied, since the next repetition writes over them."""
+    run.state.repeat_update(record, ALL[: len(run.state.model.config.cluster_sizes)])
+    return keeping_losses(run)
+
+
+def keeping_losses(run: Run) -> Run:
     update = run.state.update
 
     def kept(*given: Any) -> Any:
@@ -99,8 +113,48 @@ def test_repeated_updates_are_those_made_one_by_one(
     torch.testing.assert_close(run.weights(), plain.weights(), rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ({}, {}),
+        ({}, {"optim": "muon", "label_smoothing": 0.1}),
+        ({"div_val": 1, "tie_projs": ()}, {"optim": "adamw"}),
+        ({"memory": "compressive", "compress_rate": 3}, {}),
+    ],
+    ids=str,
+)
+def test_an_update_without_room_is_made_by_itself(
+    shape: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Of 24 words, with room for 16 in each cluster; those before and after it are repeated."""
+    plain = a_run(shape, ids=CROWDED, **settings).begin().trained()
+    n_repeated = []
+    for shares in (ALL, NONE):
+        recorder = Recorder()
+        run = a_run(shape, ids=CROWDED, **settings).begin()
+        run.state.repeat_update(recorder, shares)
+        run = keeping_losses(run).trained()
+        assert recorder.n_recorded == 1
+        n_repeated.append(recorder.n_repeated)
+    assert 2 <= n_repeated[1] <= n_repeated[0] - 2
+    torch.testing.assert_close(run.losses, plain.losses, rtol=0, atol=1e-8)
+    torch.testing.assert_close(run.weights(), plain.weights(), rtol=0, atol=1e-8)
+
+
+def test_an_update_whose_words_were_not_counted_stops_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device finds that there is no room for them."""
+    monkeypatch.setattr(RepeatedUpdate, "_has_room", lambda *_: True)
+    run = a_run(log_interval=1, ids=CROWDED).begin()
+    run.state.repeat_update(Recorder(), NONE)
+    with pytest.raises(NonFiniteError, match=r"the loss is not finite.*; the update was not made"):
+        run.train()
+    assert all(weight.isfinite().all() for weight in run.weights().values())
+
+
 def test_a_head_in_chunks_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the words of a cluster some do not count, so that gradients cannot be made with the loss."""
+    """Of the places of a tail cluster some are empty, so that gradients cannot be made with the loss."""
     plain = a_run().begin().trained()
     monkeypatch.setattr(linear_cross_entropy, "BUDGET", {"cpu": 50})
     run = repeated(a_run().begin(), Recorder()).trained()
@@ -115,7 +169,7 @@ def test_where_documents_begin_may_differ_from_update_to_update() -> None:
     for record in (None, Recorder()):
         state = a_run().begin().state
         if record is not None:
-            state.repeat_update(record)
+            state.repeat_update(record, ALL)
         losses = []
         for begin in range(0, 48, 6):
             end = begin + 6
@@ -153,12 +207,42 @@ def test_a_repeated_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     torch.testing.assert_close(second.losses, never.losses[8:], rtol=0, atol=1e-8)
 
 
+def test_what_cannot_be_recorded_is_made_one_by_one_where_that_is_left_to_the_program(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing is left of the update that was tried."""
+
+    def fail(work: Callable[[], None]) -> Callable[[], None]:
+        with monkeypatch.context() as during:
+            during.setattr(Optimizers, "step", broken)
+            work()
+        raise AssertionError
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("this waits for the GPU")
+
+    monkeypatch = pytest.MonkeyPatch()
+    plain = a_run().begin().trained()
+    run = repeated(a_run(cuda_graph="auto").begin(), fail).trained()
+    (said,) = [line for line in caplog.messages if "cuda_graph" in line]
+    assert said.startswith("--cuda_graph auto: off: an update cannot be recorded (this waits")
+    torch.testing.assert_close(run.weights(), plain.weights(), rtol=0, atol=1e-8)
+
+
+def test_why_nothing_is_recorded_is_known_before() -> None:
+    gpu = torch.device("cuda")
+    assert why_no_graph(config(), Ranks(0, 1, gpu)) == ""
+    assert "device is cpu" in why_no_graph(config(), Ranks(0, 1, torch.device("cpu")))
+    assert "there are 8, where --compile" in why_no_graph(config(), Ranks(0, 8, gpu))
+    assert "--varlen" in why_no_graph(config(varlen=True, cuda_graph="auto"), Ranks(0, 1, gpu))
+
+
 def test_what_cannot_be_recorded_is_named() -> None:
     def refuse(work: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("this waits for the GPU\nmore of it")
 
     run = a_run().begin()
-    run.state.repeat_update(refuse)
+    run.state.repeat_update(refuse, ALL)
     said = r"^--cuda_graph: an update cannot be recorded \(this waits for the GPU\); give --no"
     with pytest.raises(UsageError, match=said):
         run.train()
@@ -194,14 +278,12 @@ def test_settings_of_which_no_two_updates_are_alike_are_refused(
 
 
 def test_where_it_cannot_be_is_said() -> None:
-    with pytest.raises(UsageError, match="--cuda_graph: the device is cpu; give --no_cuda_graph"):
-        a_run(cuda_graph=True).begin()
     with pytest.raises(UsageError, match="--optim lamb does not say that"):
-        a_run(optim="lamb").begin().state.repeat_update(Recorder())
+        repeated(a_run(optim="lamb").begin(), Recorder())
     with pytest.raises(UsageError, match="--optim adagrad does not say that"):
-        a_run(optim="adagrad").begin().state.repeat_update(Recorder())
+        repeated(a_run(optim="adagrad").begin(), Recorder())
     with pytest.raises(UsageError, match="how much --memory expire_span keeps depends on what it"):
-        a_run({"memory": "expire_span"}).begin().state.repeat_update(Recorder())
+        repeated(a_run({"memory": "expire_span"}).begin(), Recorder())
 
 
 def test_where_no_two_updates_are_alike_is_said_once(

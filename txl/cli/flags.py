@@ -298,6 +298,14 @@ class _Switch(argparse.Action):
         setattr(namespace, self.dest, option_string == f"--{self.dest}")
 
 
+def _switched(word: str) -> bool | str:
+    """The value of a flag that is on, off or left to the program."""
+    values = {"auto": "auto", "on": True, "off": False}
+    if word not in values:
+        raise argparse.ArgumentTypeError(f"invalid choice: {word!r} (choose from auto, on, off)")
+    return values[word]
+
+
 def _underscored(word: str, known: Collection[str]) -> str:
     """A word with the flag that it names as it is written here; a value with a space may begin with
     two dashes, too.
@@ -380,8 +388,12 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
     for a in typing.get_args(hint):
         if a is not types.NoneType:
             args.append(a)
-    if hint == bool | int:
-        group.add_argument(f"--{f.name}", nargs="?", type=int, const=True, metavar="int", **given)
+    if bool in args and len(args) > 1:
+        if int in args:
+            kind, shown = int, "int"
+        else:
+            kind, shown = _switched, "auto|on|off"
+        group.add_argument(f"--{f.name}", nargs="?", type=kind, const=True, metavar=shown, **given)
         group.add_argument(
             f"--no_{f.name}", action="store_false", **{**given, "help": argparse.SUPPRESS}
         )

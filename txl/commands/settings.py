@@ -34,9 +34,9 @@ from txl.runtime.log import print_line
 from txl.training.config import TrainConfig
 from txl.training.folder import open_run, saved_settings
 from txl.training.init import init_weights
+from txl.training.repeated import why_no_graph
 from txl.training.run import require_shares
 from txl.training.schedules import schedule_of
-from txl.training.step import require_one_gpu
 
 AUTO = ("auto",)
 CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
@@ -60,11 +60,8 @@ class Shape:
         n_token = len(corpus.vocab)
         if self.cutoffs != AUTO:
             return self.of_words(n_token, corpus.config.dataset)
-        ids = corpus.split("train")
         plain = replace(self.model, n_token=n_token)
-        parts = (ids[i : i + _AT_A_TIME] for i in range(0, len(ids), _AT_A_TIME))
-        counts_V = sum(np.bincount(part.astype(np.int64), minlength=n_token) for part in parts)
-        assert isinstance(counts_V, np.ndarray)
+        counts_V = word_counts(corpus)
         found = best_cutoffs(counts_V, plain)
         if ranks.is_main:
             chosen = products_per_token(counts_V, found, plain)
@@ -101,6 +98,23 @@ class Shape:
         )
         require(0 not in config.cluster_widths, none)
         return config
+
+
+def word_counts(corpus: Corpus) -> np.ndarray:
+    """How often the text has each word, (V,)."""
+    ids = corpus.split("train")
+    counts_V = np.zeros(len(corpus.vocab), dtype=np.int64)
+    for begin in range(0, len(ids), _AT_A_TIME):
+        part = ids[begin : begin + _AT_A_TIME].astype(np.int64)
+        counts_V += np.bincount(part, minlength=len(counts_V))
+    return counts_V
+
+
+def cluster_shares(corpus: Corpus, sizes: Sequence[int]) -> list[float]:
+    """The share of each cluster of the vocabulary, of these sizes, in the text."""
+    counts_V = word_counts(corpus)
+    begin_C = np.cumsum([0, *sizes[:-1]])
+    return (np.add.reduceat(counts_V, begin_C) / counts_V.sum()).tolist()
 
 
 def shape_of(typed: Typed, context: Context) -> Shape:
@@ -290,8 +304,8 @@ def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
     if settings.checkpoint is None:
         schedule_of(config).require_fits()
     require_shares(config, ranks)
-    if config.cuda_graph:
-        require_one_gpu(ranks)
+    why = why_no_graph(config, ranks)
+    require(config.cuda_graph is not True or not why, f"--cuda_graph: {why}; give --no_cuda_graph")
     if config.reset != "never":
         require_masks_documents(shape)
         fused = (

@@ -24,7 +24,7 @@ from txl.checkpoint import (
 )
 from txl.cli.flags import Typed, read_flags
 from txl.commands.scoring import evaluate_best, sample_text, validation_of
-from txl.commands.settings import Settings, resolved
+from txl.commands.settings import Settings, cluster_shares, resolved
 from txl.config import Context, ModelConfig, as_dict, build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.lm1b import SentenceStream
@@ -38,6 +38,7 @@ from txl.positions import require_serves
 from txl.runtime.clock import Clock
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line, transcript
+from txl.runtime.recording import recorded
 from txl.runtime.resources import keep_freed_memory
 from txl.training.budget import Budget
 from txl.training.config import TrainConfig
@@ -47,6 +48,7 @@ from txl.training.init import init_weights
 from txl.training.learning import freeze
 from txl.training.loop import Outcome, train
 from txl.training.metrics import LOG, Metrics, provenance
+from txl.training.repeated import why_no_graph
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, sizes
 from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, require_shards, shard
 from txl.training.step import TrainState, autocast_dtype
@@ -110,6 +112,8 @@ def main(
         # the state of the training, new or restored; nothing of an old run is removed before this
         # point
         state = TrainState(model, config, context, ranks)
+        if config.cuda_graph:
+            repeat_updates(state, corpus)
         resumed_from = begin(state, settings, record["texts"], stream.columns, run_folder)
         state.budget = budget_of(state, clock, after_s)
 
@@ -305,6 +309,23 @@ def require_resources(
         n_done = 0
     require_disk(run_folder, config, needed, config.max_step - n_done, ranks)
     return needed
+
+
+def repeat_updates(state: TrainState, corpus: Corpus) -> None:
+    """Have updates recorded and repeated, with --cuda_graph auto where that can be done, and say so.
+
+    Raises `UsageError` if they must be and cannot.
+    """
+    if state.config.cuda_graph == "auto":
+        why = why_no_graph(state.config, state.ranks) or state.why_not_repeatable()
+        said = "on: one process trains on one GPU"
+        if why:
+            said = f"off: {why}"
+        if state.ranks.is_main:
+            print_line(f"| --cuda_graph auto: {said}")
+        if why:
+            return
+    state.repeat_update(recorded, cluster_shares(corpus, state.model.config.cluster_sizes))
 
 
 def begin(

@@ -125,11 +125,10 @@ class AdaptiveSoftmax(nn.Module):
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
-        clusters, tail = self.by_cluster(hidden, target, tables)
+        (head, *clusters), tail = self.by_cluster(hidden, target, tables)
+        nll_L = linear_cross_entropy(*head, same_weight=same_weight)
         alike = same_weight and tail.all_count
-        nll_L, *of_tail = [
-            linear_cross_entropy(*cluster, same_weight=alike) for cluster in clusters
-        ]
+        of_tail = [linear_cross_entropy(*cluster, same_weight=alike) for cluster in clusters]
         return tail.added(nll_L, of_tail).view(target.shape)
 
     def by_cluster(

@@ -149,9 +149,9 @@ class TransformerXL(Body):
         return self.softmax.nll(hidden_BTD, target_BT, tables), memory_after
 
     def reused_tables(self) -> list[Tensor] | None:
-        """For `tables` in a step: a tied table gets one gradient for both uses, on a CPU only."""
+        """For `tables` in a step: a tied table gets one gradient for both uses."""
         is_tied = not (self.config.not_tied or self.is_sharded)
-        return [] if is_tied and torch.is_grad_enabled() and self.device.type == "cpu" else None
+        return [] if is_tied and torch.is_grad_enabled() else None
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""

@@ -6,12 +6,14 @@ them, which makes four products in all; or, where every token's loss has the sam
 gradients are made together with the loss: three products. On a CPU they take the place of the
 logits, a few rows at a time, which stay in the cache.
 
-In bfloat16 on a CPU that is done for all logits that do not fit the cache. By autograd, four
-tensors of this size in float32 come from memory.
+In bfloat16 on a CPU, and on a GPU where `softmax_kernel` serves, that is done for all logits that
+do not fit the cache. By autograd, four tensors of this size in float32 come from memory. Not in
+float16, where gradients that are made for 1, not for the scaled loss, may overflow.
 """
 
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -25,7 +27,10 @@ from txl.ops.linear import CAST_PAYS, linear, linear_in_part
 from txl.ops.numbers import at_least_float32, product_dtype, widened
 
 IN_CACHE = 2**20
-"""Logits whose softmax is computed at once, in float32."""
+"""Logits whose softmax is computed at once on a CPU, in float32."""
+IN_SECOND_CACHE = 2**23
+"""Logits in float32 that fit the second-level cache of an H100 or H200, which has 50 MB."""
+_HAS_TRITON = find_spec("triton") is not None
 BUDGET = {"cpu": 2**25, "cuda": 2**27}
 """Logits held at once (128 and 512 MiB in float32); a backward pass that recomputes them holds two
 more tensors of this size.
@@ -75,12 +80,8 @@ def linear_cross_entropy(
     bias_V = whole(biases)
     n_token = max(1, BUDGET.get(hidden_LE.device.type, BUDGET["cpu"]) // len(weight_VE))
     makes_gradients = same_weight and learns
-    is_large = (
-        len(hidden_LE) >= CAST_PAYS
-        and len(hidden_LE) * len(weight_VE) > IN_CACHE
-        and _is_in_place(hidden_LE)
-    )
-    if len(hidden_LE) <= n_token and not (makes_gradients and is_large):
+    is_large = makes_gradients and _is_large(hidden_LE, len(weight_VE))
+    if len(hidden_LE) <= n_token and not is_large:
         return _nats(hidden_LE, weight_VE, bias_V, target_L)
     if makes_gradients:
         return _NatsAndGradients.apply(hidden_LE, weight_VE, bias_V, target_L, n_token)
@@ -90,6 +91,19 @@ def linear_cross_entropy(
     # nothing is random, and a CUDA graph cannot read the state of a generator
     again = partial(checkpoint, _nats, use_reentrant=False, preserve_rng_state=False)
     return torch.cat([again(h, weight_VE, bias_V, t) for h, t in pieces])
+
+
+def _is_large(hidden_LE: Tensor, n_word: int) -> bool:
+    """True if gradients are made with the loss though all logits may be held at once."""
+    n_logit = len(hidden_LE) * n_word
+    dtype = product_dtype(hidden_LE)
+    if _has_kernel(hidden_LE.device, dtype):
+        return dtype != torch.float16 and n_logit > IN_SECOND_CACHE
+    return _is_in_place(hidden_LE) and len(hidden_LE) >= CAST_PAYS and n_logit > IN_CACHE
+
+
+def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and _HAS_TRITON and dtype != torch.float64
 
 
 def _is_in_place(hidden_LE: Tensor) -> bool:
@@ -165,9 +179,15 @@ def _dlogit_of(
 ) -> Tensor:
     """`_dlogit` of the logits of hidden states, in the dtype of these.
 
-    On a CPU they take the place of the logits.
+    On a CPU and by the kernel they take the place of the logits.
     """
     logit_CV = linear(hidden_CE, weight_VE, bias_V)
+    if _has_kernel(logit_CV.device, logit_CV.dtype):
+        from txl.ops.softmax_kernel import gradients_in_place  # imports Triton
+
+        nats.append(gradients_in_place(logit_CV, target_C))
+        dbias_V += logit_CV.sum(0, dtype=dbias_V.dtype)
+        return logit_CV
     if logit_CV.device.type != "cpu":
         return _dlogit(logit_CV, target_C, nats, dbias_V).to(logit_CV.dtype)
     n_row = max(1, IN_CACHE // len(weight_VE))

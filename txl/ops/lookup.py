@@ -41,18 +41,20 @@ class Members(NamedTuple):
         place_P: of each id its index within its cluster.
         order_P: where in the text it stands.
         lengths: how many ids each cluster has.
-        is_own_P: False for an id of another cluster, which counts for nothing; None: there are no
-            such ids.
+        is_own_P: False where a cluster has room for more ids than it has, which counts for nothing;
+            None: there are no such places.
+        is_lost: True, on the device, if a cluster has no room for one of its ids; None: it has.
     """
 
     place_P: Tensor
     order_P: Tensor
     lengths: list[int]
     is_own_P: Tensor | None = None
+    is_lost: Tensor | None = None
 
     @property
     def all_count(self) -> bool:
-        """False if there are ids of other clusters."""
+        """False if there are places without an id."""
         return self.is_own_P is None
 
     def places(self) -> tuple[Tensor, ...]:
@@ -64,7 +66,8 @@ class Members(NamedTuple):
         h_LD = row_PD.new_zeros(n_id, row_PD.shape[1])
         if self.is_own_P is None:
             return h_LD.index_copy(0, self.order_P, row_PD)
-        return h_LD.index_add(0, self.order_P, row_PD.where(self.is_own_P[:, None], 0))
+        own_PD = row_PD.where(self.is_own_P[:, None], 0)
+        return self._marked(h_LD.index_add(0, self.order_P, own_PD))
 
     def added(self, x_L: Tensor, of_clusters: Sequence[Tensor]) -> Tensor:
         """x, with what was computed for each cluster's ids added where they stand in the text."""
@@ -73,30 +76,71 @@ class Members(NamedTuple):
         more_P = torch.cat([*of_clusters])
         if self.is_own_P is not None:
             more_P = more_P.where(self.is_own_P, 0)
-        return x_L.index_add(0, self.order_P, more_P)
+        return self._marked(x_L.index_add(0, self.order_P, more_P))
+
+    def _marked(self, x: Tensor) -> Tensor:
+        """NaN if an id was lost."""
+        if self.is_lost is None:
+            return x
+        return x.masked_fill(self.is_lost, torch.nan)
 
 
-_all_in_each_cluster = ContextVar("all_in_each_cluster", default=False)
+class Room(NamedTuple):
+    """How many ids of a text each cluster of a vocabulary has room for, the shortlist first.
+
+    Attributes:
+        sizes: words of the clusters.
+        at_most: ids of each cluster.
+    """
+
+    sizes: Sequence[int]
+    at_most: Sequence[int]
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], shares: Sequence[float], n_id: int) -> "Room":
+        """Room for texts of n_id ids, of which each cluster has these shares on average.
+
+        m + 10 sqrt(m) + 16 where m are expected, in multiples of 16. Rare words come together: of
+        Wikipedia's they vary by 1.7 sqrt(m), and 1 of 12,801 texts of 6,144 words has more.
+        """
+        at_most = []
+        for share in shares:
+            mean = share * n_id
+            most = mean + 10 * mean**0.5 + 16
+            at_most.append(min(n_id, -int(-most // 16) * 16))
+        return cls(sizes, at_most)
+
+    def holds(self, ids: Tensor) -> bool:
+        """True if no cluster has more of these ids, which are on the CPU."""
+        ends = torch.tensor(self.sizes).cumsum(0)
+        cluster_L = torch.bucketize(ids.flatten().contiguous(), ends[:-1], right=True)
+        n_C = torch.bincount(cluster_L, minlength=len(self.sizes)).tolist()
+        return all(n <= most for n, most in zip(n_C, self.at_most, strict=True))
+
+
+_room = ContextVar[Room | None]("room", default=None)
 
 
 @contextmanager
-def shapes_for_any_ids() -> Iterator[None]:
-    """Inside, each cluster gets all ids, of which those of others do not count, so that no shape
-    depends on the ids, and nothing waits for a device that they are on.
+def shapes_for_any_ids(room: Room) -> Iterator[None]:
+    """Inside, each cluster gets as many ids as it has room for, so that no shape depends on the
+    ids, and nothing waits for a device that they are on. If it has more, all that is computed of
+    the text is NaN; see `Room.holds`.
     """
-    before = _all_in_each_cluster.set(True)
+    before = _room.set(room)
     try:
         yield
     finally:
-        _all_in_each_cluster.reset(before)
+        _room.reset(before)
 
 
 def members(id_L: Tensor, sizes: Sequence[int], device: torch.device) -> Members:
     """The ids of the clusters of these sizes. Synchronises if the ids are on a GPU, but inside
     `shapes_for_any_ids`; of ids on the CPU one copy is made.
     """
-    if _all_in_each_cluster.get():
-        return _all_in_each(to_device(id_L, device), sizes, 0)
+    room = _room.get()
+    if room is not None:
+        return _in_room(to_device(id_L, device), sizes, 0, room.at_most)
     orders, places = _by_cluster(id_L, sizes, 0)
     lengths = [*map(len, orders)]
     place_P, order_P = to_device(torch.cat([*places, *orders]), device).split([len(id_L)] * 2)
@@ -110,9 +154,10 @@ def classes_and_members(
     first cluster and an entry for each other one; and the ids of these others. Copies and
     synchronises as `members`.
     """
-    if _all_in_each_cluster.get():
+    room = _room.get()
+    if room is not None:
         id_L = to_device(id_L, device)
-        return _classes(id_L, sizes), _all_in_each(id_L, sizes[1:], sizes[0])
+        return _classes(id_L, sizes), _in_room(id_L, sizes[1:], sizes[0], room.at_most[1:])
     class_L = id_L.to(torch.int64, copy=True)
     orders, places = _by_cluster(id_L, sizes[1:], sizes[0])
     for c, order in enumerate(orders):
@@ -123,21 +168,33 @@ def classes_and_members(
     return class_L, Members(place_P, order_P, lengths)
 
 
-def _all_in_each(id_L: Tensor, sizes: Sequence[int], first: int) -> Members:
-    """Of clusters, the first of which begins at the word `first`, in operations of which none
-    depends on the ids.
+def _in_room(id_L: Tensor, sizes: Sequence[int], first: int, at_most: Sequence[int]) -> Members:
+    """Of clusters, the first of which begins at the word `first`, in operations whose shapes do not
+    depend on the ids.
     """
-    at_L = torch.arange(len(id_L), device=id_L.device)
-    places = [id_L[:0]]
-    are_own = [id_L[:0].bool()]
-    for size in sizes:
-        place_L = id_L - first
-        inside_L = place_L.clamp(0, size - 1)
-        places.append(inside_L)
-        are_own.append(inside_L == place_L)
+    n_id = len(id_L)
+    at_L = torch.arange(n_id, device=id_L.device)
+    orders = [at_L[:0]]
+    places = [at_L[:0]]
+    are_own = [at_L[:0].bool()]
+    are_lost = [are_own[0].any()]
+    lengths = []
+    for size, most in zip(sizes, at_most, strict=True):
+        most = min(most, n_id)
+        is_own_L = (id_L >= first) & (id_L < first + size)
+        rank_L = is_own_L.cumsum(0)  # from 1 on
+        # places 1 to `most`; those that stay empty have ids of their own, to which they add nothing
+        slot_L = (rank_L * is_own_L).clamp(max=most + 1)
+        order_R = torch.arange(-1, most + 1, device=id_L.device).scatter(0, slot_L, at_L)[1:-1]
+        is_own_R = at_L[:most] < rank_L[-1:]
+        orders.append(order_R)
+        places.append((id_L.index_select(0, order_R) - first).where(is_own_R, 0))
+        are_own.append(is_own_R)
+        are_lost.append(rank_L[-1] > most)
+        lengths.append(most)
         first += size
-    lengths = [len(id_L)] * len(sizes)
-    return Members(torch.cat(places), at_L.repeat(len(sizes)), lengths, torch.cat(are_own))
+    is_lost = torch.stack(are_lost).any()
+    return Members(torch.cat(places), torch.cat(orders), lengths, torch.cat(are_own), is_lost)
 
 
 def _classes(id_L: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -205,8 +205,10 @@ class TrainConfig(NamesParts):
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")
-    cuda_graph: bool = option(
-        False, "record an update once and repeat it as one CUDA graph: faster where a GPU waits"
+    cuda_graph: bool | Literal["auto"] = option(
+        False,
+        "record an update once and repeat it as one CUDA graph: faster where a GPU waits for its"
+        " kernels to be launched; auto: where one process trains on one GPU and that can be done",
     )
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     attn_keep_mib: int = option(
@@ -256,14 +258,22 @@ class TrainConfig(NamesParts):
             "--resume and --overwrite: continue, or start over; drop one of them",
         )
 
-        if self.cuda_graph:
-            self._require_one_update()
+        require(
+            self.cuda_graph in (True, False, "auto"),
+            f"--cuda_graph {self.cuda_graph}: no such choice; there are True, False and auto",
+        )
+        unlike = self.unlike_updates
+        require(
+            self.cuda_graph is not True or not unlike,
+            f"--cuda_graph and {unlike}: no graph can hold that; drop one of them",
+        )
         by_update = "sets the rate by updates, --minutes by the clock; drop one of them"
         as_in_2019 = self.minutes is not None and self.warmup_convention == "original"
         require(not as_in_2019, f"--warmup_convention original: {by_update}")
 
-    def _require_one_update(self) -> None:
-        """Raise `UsageError` if updates differ in more than their numbers."""
+    @property
+    def unlike_updates(self) -> str:
+        """A flag by which updates differ in more than their numbers; empty: there is none."""
         others = {
             "--varlen": self.varlen,
             "--draw_mem_len": self.draw_mem_len > 0,
@@ -273,8 +283,7 @@ class TrainConfig(NamesParts):
             "--on_nonfinite skip": self.on_nonfinite == "skip",
             "--dtype float16": self.dtype == "float16",
         }
-        for flag, is_on in others.items():
-            require(not is_on, f"--cuda_graph and {flag}: no graph can hold that; drop one of them")
+        return next((flag for flag, is_on in others.items() if is_on), "")
 
     def record(self) -> dict[str, Any]:
         """All settings for config.json: those of the parts beside the others, of the package's

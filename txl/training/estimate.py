@@ -22,6 +22,7 @@ from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.linear import linear
 from txl.ops.linear_cross_entropy import BUDGET
+from txl.ops.lookup import Room
 from txl.registry import ATTENTION_RULES
 from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.resources import available_bytes, resident_bytes
@@ -29,6 +30,7 @@ from txl.stacks.reversible import compute_in_chunks
 from txl.training.config import TrainConfig
 from txl.training.learning import learning_parameters
 from txl.training.optim import tensors_kept
+from txl.training.repeated import is_recorded
 from txl.training.update_rules import rule_of
 
 _LIBRARIES = 40 * 2**20
@@ -109,7 +111,8 @@ def passing_bytes(
     if config.recompute or shape.reversible:
         layers = layer + state * (2 if shape.reversible else shape.n_layer)
         layers += (config.n_part - 1) * _bytes(remembered(shape, context, n_stream))
-    logits = _logit_bytes(shape, n_token, ranks.device, all_in_each=config.cuda_graph)
+    in_room = is_recorded(config, ranks)
+    logits = _logit_bytes(shape, n_token, ranks.device, in_room=in_room)
     activations = layers + 2 * layer + 4 * state + logits
     if dtype != torch.float32:
         activations += weights * dtype.itemsize // 4  # autocast caches cast weights
@@ -127,24 +130,23 @@ def passing_bytes(
     return found
 
 
-def _logit_bytes(
-    shape: ModelConfig, n_token: int, device: torch.device, *, all_in_each: bool
-) -> int:
+def _logit_bytes(shape: ModelConfig, n_token: int, device: torch.device, *, in_room: bool) -> int:
     """Bytes of logits, probabilities and their gradients in all clusters of the softmax. A text is
     assumed to have as many tokens in a cluster as Zipf's law says.
 
     Args:
-        all_in_each: each cluster computes all tokens, see `txl.ops.lookup.shapes_for_any_ids`.
+        in_room: each cluster computes all that it has room for, see `txl.ops.lookup.Room`.
     """
     most = BUDGET["cpu" if device.type == "cpu" else "cuda"]
     n_word = math.log(max(2, shape.n_token))
     borders = (1, *shape.cutoffs, shape.n_token)
     shares = (1.0, *(math.log(b / a) / n_word for a, b in pairwise(borders[1:])))
-    if all_in_each:
-        shares = (1.0,) * len(shape.cluster_sizes)
+    counts = [int(n_token * share) for share in shares]
+    if in_room:  # the head computes all tokens
+        counts[1:] = Room.of(shape.cluster_sizes, shares, n_token).at_most[1:]
     wanted = []
-    for share, size in zip(shares, shape.cluster_sizes, strict=True):
-        wanted.append(int(n_token * share) * size)
+    for count, size in zip(counts, shape.cluster_sizes, strict=True):
+        wanted.append(count * size)
     # gradients take the place of logits that come in chunks; glibc may leave a hole too small for
     # the next chunk
     if device.type == "cpu" and max(wanted) > most:

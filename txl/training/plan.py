@@ -24,6 +24,7 @@ from txl.training.estimate import (
     run_layer,
     weight_bytes,
 )
+from txl.training.repeated import is_recorded
 
 _LAUNCH_S = 8e-6
 """Seconds in which PyTorch starts an operator on a GPU without torch.compile and graphs."""
@@ -149,7 +150,9 @@ def memory_plan(
 
 def _of_kind(config: TrainConfig, *, shard: bool) -> TrainConfig:
     """The same in shards, of which no graph can be made, or not."""
-    return dataclasses.replace(config, shard=shard, cuda_graph=config.cuda_graph and not shard)
+    if shard:
+        return dataclasses.replace(config, shard=True, cuda_graph=False)
+    return dataclasses.replace(config, shard=False)
 
 
 def sent_bytes(model: TransformerXL, config: TrainConfig, world: int, *, shard: bool) -> int:
@@ -202,7 +205,7 @@ def plan(
     else:
         speed = min(device.within, device.between)
     send_s = sent / (speed * 1e9)
-    if config.compile or config.cuda_graph:
+    if config.compile or is_recorded(config, ranks):
         n_launch = 0
     else:
         n_launch = 3 * model.config.n_layer * config.batch_chunk * operators(model, context)

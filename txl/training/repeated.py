@@ -9,8 +9,10 @@ from torch import Tensor
 
 from txl.config import UsageError
 from txl.model.streams import Memory
-from txl.ops.lookup import check_ids, shapes_for_any_ids
-from txl.runtime.recording import Record, on_device, recorded
+from txl.ops.lookup import Room, check_ids, shapes_for_any_ids
+from txl.runtime.distributed import Ranks
+from txl.runtime.recording import Record, on_device
+from txl.training.config import TrainConfig
 from txl.training.nats import Batch
 
 _LOG = logging.getLogger(__name__)
@@ -34,16 +36,40 @@ class Update(NamedTuple):
     memory_loss: Tensor | None
 
 
+def why_no_graph(config: TrainConfig, ranks: Ranks) -> str:
+    """Why these processes record no update with these settings; empty: the model decides."""
+    if ranks.device.type != "cuda":
+        return f"the device is {ranks.device.type}"
+    if ranks.world > 1:
+        return (
+            f"for one process, and there are {ranks.world}, where --compile has fewer kernels"
+            " launched"
+        )
+    if config.unlike_updates:
+        return f"no graph can hold {config.unlike_updates}"
+    return ""
+
+
+def is_recorded(config: TrainConfig, ranks: Ranks) -> bool:
+    """True if --cuda_graph has these processes record updates, should the model allow it."""
+    return bool(config.cuda_graph) and not why_no_graph(config, ranks)
+
+
 class RepeatedUpdate:
     """Makes updates as `update` does, from the second over a full memory on as one CUDA graph.
 
-    The first is made kernel by kernel, and so are all of other shapes: while the memory grows, and
-    the short last segment of an epoch. What a repetition returns is valid until the next one.
+    The first is made kernel by kernel. So are all of other shapes (while the memory grows, the
+    short last segment of an epoch), and those that the graph has no room for. What a repetition
+    returns is valid until the next one.
 
     Args:
         update: reads a batch over memories and updates the weights. It may depend on nothing else
             that changes on the host from one time to the next.
         n_token: of the vocabulary.
+        room: for the ids of each part that `update` computes at a time.
+        parts: cuts ids, (B, T), into these parts.
+        must_record: False: where an update cannot be recorded, a line says so, and all are made
+            kernel by kernel.
     """
 
     def __init__(
@@ -51,18 +77,30 @@ class RepeatedUpdate:
         update: Callable[[Batch, list[Memory | None]], Update],
         device: torch.device,
         n_token: int,
-        record: Record = recorded,
+        room: Room,
+        parts: Callable[[Tensor], list[Tensor]],
+        record: Record,
+        *,
+        must_record: bool,
     ) -> None:
-        self._update = shapes_for_any_ids()(update)
+        self._alone = update
+        self._update = shapes_for_any_ids(room)(update)
         self._device = device
         self._n_token = n_token
+        self._room = room
+        self._parts = parts
         self._record = record
+        self._must_record = must_record
+        self._gave_up = False
         self._last_shapes: list[torch.Size] | None = None
         self._recording: _Recording | None = None
         self._n_alone = 0
 
     def __call__(self, batch: Batch, memories: list[Memory | None]) -> Update:
-        """Make one update. Raises `UsageError` if it cannot be recorded."""
+        """Make one update. Raises `UsageError` if it cannot be recorded but must be."""
+        if self._gave_up or not self._has_room(batch):
+            self._last_shapes = None  # what is recorded has been made in its room just before
+            return self._alone(batch, memories)
         shapes = _shapes(batch, memories)
         if self._recording is None and self._is_settled(shapes):
             self._recording = self._recorded(batch, memories)
@@ -73,6 +111,10 @@ class RepeatedUpdate:
         for ids in batch[:2]:
             check_ids(ids, self._n_token)
         return self._recording.repeat(batch, memories)
+
+    def _has_room(self, batch: Batch) -> bool:
+        """True if each cluster has room for its ids of each part of the batch."""
+        return all(self._room.holds(part) for ids in batch[:2] for part in self._parts(ids))
 
     def _is_settled(self, shapes: list[torch.Size] | None) -> bool:
         """True if the last update had these shapes, and left memories of the same."""
@@ -88,15 +130,17 @@ class RepeatedUpdate:
                 _PATIENCE,
             )
 
-    def _recorded(self, batch: Batch, memories: list[Memory | None]) -> "_Recording":
+    def _recorded(self, batch: Batch, memories: list[Memory | None]) -> "_Recording | None":
         try:
             with on_device(self._device):
                 return _Recording(self._update, batch, memories, self._device, self._record)
         except RuntimeError as error:  # a layer may have operations that a graph cannot hold
-            why = str(error).splitlines()[0]
-            raise UsageError(
-                f"--cuda_graph: an update cannot be recorded ({why}); give --no_cuda_graph"
-            ) from None
+            why = f"an update cannot be recorded ({str(error).splitlines()[0]})"
+            if self._must_record:
+                raise UsageError(f"--cuda_graph: {why}; give --no_cuda_graph") from None
+            _LOG.warning("--cuda_graph auto: off: %s", why)
+            self._gave_up = True
+            return None
 
 
 class _Recording:

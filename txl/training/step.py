@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -17,9 +17,10 @@ from txl.config import Context, require
 from txl.model.autocast import autocast, dtype_on
 from txl.model.streams import Memory, chunks, joined, swapped_out
 from txl.model.transformer import TransformerXL
+from txl.ops.lookup import Room
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
-from txl.runtime.recording import Record, recorded
+from txl.runtime.recording import Record
 from txl.runtime.records import finite, require_fields
 from txl.stacks.reversible import compute_in_chunks
 from txl.training.budget import Budget
@@ -127,28 +128,52 @@ class TrainState:
             and self.optimizers.can_skip_on_device
         )
         self.update: Callable[[Batch, list[Memory | None]], Update] = self._update
-        if config.cuda_graph:
-            require_one_gpu(ranks)
-            self.repeat_update(recorded)
 
-    def repeat_update(self, record: Record) -> None:
-        """Let updates be recorded once and repeated. Raises `UsageError` if they cannot be."""
-        require(
-            self.optimizers.reads_device and self.optimizers.can_skip_on_device,
-            f"--cuda_graph: --optim {self.config.optim} does not say that its step finds rate and"
-            " counts on the device, and that it can be left out there (`reads_device`,"
-            " `skips_on_device`); use adam, adamw, sgd or muon",
-        )
-        for layer in self.model.layers:
-            require(
-                layer.memory.traits.keeps_places,
-                f"--cuda_graph: how much --memory {self.model.config.memory} keeps depends on what"
-                " it reads, which no graph can hold; give --no_cuda_graph or another memory",
+    def why_not_repeatable(self) -> str:
+        """Why an update cannot be recorded, on whatever device; empty: it can be."""
+        if not (self.optimizers.reads_device and self.optimizers.can_skip_on_device):
+            return (
+                f"--optim {self.config.optim} does not say that its step finds rate and counts on"
+                " the device, and that it can be left out there (`reads_device`,"
+                " `skips_on_device`), as adam, adamw, sgd and muon do"
             )
+        if not all(layer.memory.traits.keeps_places for layer in self.model.layers):
+            return (
+                f"how much --memory {self.model.config.memory} keeps depends on what it reads,"
+                " which no graph can hold"
+            )
+        return ""
+
+    def repeat_update(self, record: Record, shares: Sequence[float]) -> None:
+        """Let updates be recorded once and repeated. Raises `UsageError` if they cannot be.
+
+        Args:
+            shares: of the clusters of the vocabulary in the text.
+        """
+        why = self.why_not_repeatable()
+        require(not why, f"--cuda_graph: {why}; give --no_cuda_graph")
         self.checks_later = True  # on a CPU too, where tests repeat updates
         self.optimizers.move_rate_to(self.ranks.device)
-        n_token = self.model.config.n_token
-        self.update = RepeatedUpdate(self._update, self.ranks.device, n_token, record)
+        config = self.config
+        shape = self.model.config
+        n_row = config.batch_size // self.ranks.world // config.batch_chunk
+        n_id = n_row * -(-(self.context.tgt_len + self.context.ext_len) // config.n_part)
+
+        def parts(ids: Tensor) -> list[Tensor]:
+            found: list[Tensor] = []
+            for chunk in ids.chunk(config.batch_chunk):
+                found += chunk.chunk(config.n_part, dim=1)
+            return found
+
+        self.update = RepeatedUpdate(
+            self._update,
+            self.ranks.device,
+            shape.n_token,
+            Room.of(shape.cluster_sizes, shares, n_id),
+            parts,
+            record,
+            must_record=config.cuda_graph != "auto",
+        )
 
     def step(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None = None) -> Tensor:
         """Read a segment and update the weights.
@@ -323,7 +348,13 @@ class TrainState:
         self.progress = Progress(**{"n_token": n_token, **saved})
 
     def _update(self, batch: Batch, remembered: list[Memory | None]) -> Update:
-        """What an update does on the device."""
+        """What an update does on the device; none of its gradients is left, also where it fails."""
+        try:
+            return self._updated(batch, remembered)
+        finally:
+            self.optimizers.zero_grad()
+
+    def _updated(self, batch: Batch, remembered: list[Memory | None]) -> Update:
         nll_BT, memories, memory_loss = self._backward(batch, remembered)
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
@@ -336,7 +367,6 @@ class TrainState:
             memories = _finite(remembered)
         if self.scaler is not None:
             self.scaler.update()
-        self.optimizers.zero_grad()
         return Update(nll_BT, memories, grad_norm, memory_loss)
 
     def _gradient_norm(self) -> Tensor:
@@ -439,7 +469,7 @@ class TrainState:
         where = self._describe(bad, bad_ranks)
         if self.config.on_nonfinite == "stop":
             advice = _STOPPED
-            if self.config.cuda_graph:
+            if self.config.cuda_graph is True:
                 advice += " --no_cuda_graph"
             raise NonFiniteError(where + advice)
         progress.n_skipped_in_a_row += 1
@@ -479,16 +509,6 @@ _STOPPED = (
     "; the update was not made; lower --lr, or continue from the last checkpoint with --resume"
     " --on_nonfinite skip"
 )
-
-
-def require_one_gpu(ranks: Ranks) -> None:
-    """Raise `UsageError` if updates cannot be recorded here."""
-    device = ranks.device.type
-    require(device == "cuda", f"--cuda_graph: the device is {device}; give --no_cuda_graph")
-    require(
-        ranks.world == 1,
-        f"--cuda_graph: for one process, and there are {ranks.world}; give --no_cuda_graph",
-    )
 
 
 def autocast_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
