@@ -41,7 +41,14 @@ from txl.model import adaptive
 from txl.model import attention as model_attention
 from txl.model import layer as model_layer
 from txl.model import memory as model_memory
-from txl.ops import cast, layer_rows, lookup, rel_attention, triton_layer_rows
+from txl.ops import (
+    cast,
+    layer_rows,
+    lookup,
+    rel_attention,
+    softmax_kernel,
+    triton_layer_rows,
+)
 from txl.ops import dropout as ops_dropout
 from txl.ops import linear as ops_linear
 from txl.ops import linear_cross_entropy as head
@@ -241,6 +248,8 @@ def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor]) -> Iterator[None]:
         mock.patch.object(layer_rows, "_launch", return_value=launched),
         mock.patch.object(ops_dropout, "dropout", _dropout),
         mock.patch.object(head, "_is_in_place", return_value=False),
+        mock.patch.object(head, "_has_kernel", return_value=True),
+        mock.patch.object(softmax_kernel, "gradients_in_place", launched.gradients_in_place),
         mock.patch.multiple(
             head, linear=F.linear, linear_in_part=F.linear, BUDGET=budget, IN_CACHE=2**62
         ),
@@ -253,7 +262,7 @@ def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor]) -> Iterator[None]:
         yield
 
 
-ASK = (cast, layer_rows, model_attention, model_layer, model_memory)
+ASK = (cast, head, layer_rows, model_attention, model_layer, model_memory)
 """Modules that ask whether a tensor is on a GPU."""
 
 
@@ -283,6 +292,13 @@ class LaunchedRows:
         """See there."""
         parts_PD = dout.new_empty(triton_layer_rows.PROGRAMS, out.shape[-1], dtype=torch.float32)
         return self._launched("bias_relu_backward", [dout, out], [torch.empty_like(out), parts_PD])
+
+    def gradients_in_place(self, logit_CV: Tensor, target_C: Tensor) -> Tensor:
+        """See `txl.ops.softmax_kernel`."""
+        nats_C = logit_CV.new_empty(len(logit_CV), dtype=torch.float32)
+        return self._launched(
+            "softmax", [logit_CV, logit_CV.view_as(logit_CV)], [logit_CV, nats_C]
+        )[1]
 
     def _launched(self, name: str, read: list[Tensor], out: list[Tensor]) -> tuple[Tensor, ...]:
         self._kernels.note(name, (), read, out)
