@@ -52,9 +52,10 @@ from txl.ops import (
 from txl.ops import dropout as ops_dropout
 from txl.ops import linear as ops_linear
 from txl.ops import linear_cross_entropy as head
+from txl.ops.lookup import Room, shapes_for_any_ids
 from txl.ops.operator import Operator
 from txl.ops.rel_attention.launch import n_tiles
-from txl.training.optimizers import Muon
+from txl.training import optimizers
 from txl.training.step import TrainState
 
 
@@ -230,9 +231,12 @@ def _stored(x: Tensor) -> int:
 
 
 @contextlib.contextmanager
-def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor]) -> Iterator[None]:
-    """Inside, tensors on the CPU take the code paths of a GPU; input and target of an update are
-    these.
+def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor] | None) -> Iterator[None]:
+    """Inside, tensors on the CPU take the code paths of a GPU.
+
+    Args:
+        ids: input and target of an update, whose words are grouped on the host; None: in a graph,
+            which has room for any.
     """
     budget = {"cpu": head.BUDGET["cuda"]}
     launched = LaunchedRows(kernels)
@@ -249,13 +253,16 @@ def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor]) -> Iterator[None]:
         mock.patch.object(ops_dropout, "dropout", _dropout),
         mock.patch.object(head, "_is_in_place", return_value=False),
         mock.patch.object(head, "_has_kernel", return_value=True),
+        mock.patch.dict(optimizers._AT_ONCE, cpu=optimizers._AT_ONCE["cuda"]),
         mock.patch.object(softmax_kernel, "gradients_in_place", launched.gradients_in_place),
         mock.patch.multiple(
             head, linear=F.linear, linear_in_part=F.linear, BUDGET=budget, IN_CACHE=2**62
         ),
         mock.patch.multiple(adaptive, check_ids=mock.DEFAULT, to_device=lambda x, device: x),
-        mock.patch.multiple(adaptive, **_by_counts(*ids)),
+        mock.patch.object(lookup, "to_device", lambda x, device: x),
     ]
+    if ids is not None:
+        changes.append(mock.patch.multiple(adaptive, **_by_counts(*ids)))
     with contextlib.ExitStack() as stack:
         for change in changes:
             stack.enter_context(change)
@@ -341,15 +348,22 @@ def _by_counts(input_BT: Tensor, target_BT: Tensor) -> dict[str, Callable[..., A
     return {"members": members, "classes_and_members": classes_and_members}
 
 
-def count(shape: Shape, optim: str) -> Kernels:
-    """The kernels of an update of this shape over a full memory, with the fused optimizer."""
+def count(shape: Shape, optim: str, *, graph: bool = False) -> Kernels:
+    """The kernels of an update of this shape over a full memory, also as --cuda_graph records it."""
     shape = dataclasses.replace(shape, device="cpu", dtype="bfloat16")
     ids = next(segments(shape))
+    sizes = worker.config_of(shape).cluster_sizes
+    room = Room.of(sizes, worker.cluster_shares(shape), shape.batch_size * shape.tgt_len)
     kernels = Kernels()
-    with gpu_paths(kernels, ids), FakeTensorMode(allow_non_fake_inputs=True):
+    with (
+        gpu_paths(kernels, None if graph else ids),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
         model = TransformerXL(worker.config_of(shape), dropout=shape.dropout, dropatt=shape.dropatt)
         state = _on_gpu(worker.state_of(model, shape, optim=optim))
         _name_parts(kernels, state)
+        if graph:
+            state.update = shapes_for_any_ids(room)(state._update)
         state.step(*ids)
         like = torch.empty(0, dtype=state.memories[0].states[0].hidden_BMD.dtype)
         rows = shape.batch_size
@@ -363,7 +377,7 @@ def _on_gpu(state: TrainState) -> TrainState:
     """With what a training on a GPU chooses."""
     state.checks_later = True
     for optimizer in state.optimizers._all:
-        if isinstance(optimizer, Muon):
+        if isinstance(optimizer, optimizers.Muon):
             optimizer._dtype = torch.bfloat16
     return state
 
@@ -384,14 +398,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", choices=TRAINING, default=["nvidia-base"])
     parser.add_argument("--optims", nargs="+", choices=("adam", "muon"), default=["adam"])
+    parser.add_argument("--graph", action="store_true", help="as train.py --cuda_graph records it")
     parser.add_argument("--top", type=int, default=12, help="operators that are named [12]")
     args = parser.parse_args()
     totals = {}
     for name in args.shapes:
         for optim in args.optims:
-            kernels = count(TRAINING[name], optim)
-            _print(f"{name}, {optim}", kernels, args.top)
-            totals[f"{name} {optim}"] = kernels.total()
+            kernels = count(TRAINING[name], optim, graph=args.graph)
+            title = f"{name} {optim}" + " graph" * args.graph
+            _print(title, kernels, args.top)
+            totals[title] = kernels.total()
     print(json.dumps(totals))
 
 

@@ -29,6 +29,12 @@ class FeedForward(nn.Sequential):
             Linear(config.d_inner, config.d_model, bias=config.ff_bias),
         )
 
+    @property
+    def drop(self) -> Dropout:
+        """That of the inner states."""
+        _, _, drop, _ = self
+        return drop
+
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., D)."""
         first, activation, drop, second = self

@@ -1,5 +1,6 @@
 """A layer: attention over [memory, segment], then a feed-forward network."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from txl.model.attention import Then
 from txl.model.memory import Reading, State
 from txl.model.span import Span
 from txl.ops.cast import weights_cast
-from txl.ops.dropout import Dropout
+from txl.ops.dropout import Dropout, seeded
 from txl.ops.layer_rows import add_norm
 from txl.ops.numbers import as_multiplied, on_gpu
 
@@ -106,16 +107,29 @@ def run_layers(
 ) -> tuple[Tensor, tuple[State, ...]]:
     """One layer after the other: the output of the last, and the states for the next segment."""
     readings = reading.prepared().of_layers(layers)
+    seeds = _seeds(layers, h_BTD)
     next_states = []
-    for layer, state, reading in zip(layers, states, readings, strict=True):
+    for layer, state, reading, seeds_3 in zip(layers, states, readings, seeds, strict=True):
         if layer.recompute and torch.is_grad_enabled():
-            h_BTD, state = checkpoint(_run, layer, h_BTD, state, reading, use_reentrant=False)
+            h_BTD, state = checkpoint(
+                _run, layer, h_BTD, state, reading, seeds_3, use_reentrant=False
+            )
         else:
-            h_BTD, state = _run(layer, h_BTD, state, reading)
+            h_BTD, state = _run(layer, h_BTD, state, reading, seeds_3)
         next_states.append(state)
     return h_BTD, tuple(next_states)
 
 
-def _run(layer: Layer, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
-    with weights_cast(layer, like=h_BTD):
+def _seeds(layers: Any, like: Tensor) -> Sequence[Tensor | None]:
+    """Of the dropouts of each layer, (3,), where one kernel draws them all; None: each draws its own."""
+    if not on_gpu(like) or not layers[0].training:
+        return [None] * len(layers)
+    return torch.randint(2**62, (len(layers), 3), device=like.device).unbind()
+
+
+def _run(
+    layer: Layer, h_BTD: Tensor, state: State, reading: Reading, seeds_3: Tensor | None
+) -> tuple[Tensor, State]:
+    drops = (layer.attn_drop, layer.ff.drop, layer.ff_drop)
+    with weights_cast(layer, like=h_BTD), seeded(drops, seeds_3):
         return layer(h_BTD, state, reading)

@@ -15,6 +15,8 @@ generator, which works in one thread, 1.3.
 """
 
 import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -109,8 +111,29 @@ class _Dropout(torch.autograd.Function):
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` computed by `dropout`."""
+    """`nn.Dropout` computed by `dropout`.
+
+    Attributes:
+        seed: from which a kernel draws the next mask, see `txl.ops.layer_rows`; None: it draws one.
+    """
+
+    seed: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """(...) to (...)."""
         return dropout(input, self.p, training=self.training)
+
+
+@contextmanager
+def seeded(drops: Sequence[Dropout], seeds: Tensor | None) -> Iterator[None]:
+    """Inside, each of these has its seed; None: they have none."""
+    if seeds is None:
+        yield
+        return
+    for drop, seed in zip(drops, seeds.split(1), strict=True):
+        drop.seed = seed
+    try:
+        yield
+    finally:
+        for drop in drops:
+            drop.seed = None

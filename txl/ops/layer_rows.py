@@ -34,8 +34,8 @@ def add_norm(x_BTD: Tensor, y_BTD: Tensor, norm: nn.Module, drop: Dropout) -> Te
     is_half = x_BTD.dtype == torch.float32 and _is_half(y_BTD)
     if not is_half or type(norm) is not nn.LayerNorm or not _is_fused(x_BTD):
         return norm(x_BTD + drop(y_BTD))
-    p = _p(drop)
-    h_BTD, half_BTD = _AddNorm.apply(x_BTD, y_BTD, norm.weight, norm.bias, norm.eps, p)
+    p, seed = _drawn(drop, x_BTD.device)
+    h_BTD, half_BTD = _AddNorm.apply(x_BTD, y_BTD, norm.weight, norm.bias, norm.eps, p, seed)
     h_BTD.multiplied = half_BTD
     return h_BTD
 
@@ -47,7 +47,7 @@ def is_bias_relu_fused(z: Tensor, activation: nn.Module, bias_D: Tensor | None) 
 
 def bias_relu(z: Tensor, bias_D: Tensor, drop: Dropout) -> Tensor:
     """drop(max(z + bias, 0)) on a GPU, in the dtype of z, half precision."""
-    return _BiasReLU.apply(z, bias_D, _p(drop))
+    return _BiasReLU.apply(z, bias_D, *_drawn(drop, z.device))
 
 
 def _is_half(x: Tensor) -> bool:
@@ -60,17 +60,13 @@ def _is_fused(x: Tensor) -> bool:
     return _HAS_TRITON and x.shape[-1] <= _LARGEST
 
 
-def _p(drop: Dropout) -> float:
-    if drop.training:
-        return drop.p
-    return 0.0
-
-
-def _seed(p: float, device: torch.device) -> Tensor | None:
-    """From PyTorch's generator of the device, without waiting for it."""
-    if p == 0:
-        return None
-    return torch.randint(2**62, (1,), dtype=torch.int64, device=device)
+def _drawn(drop: Dropout, device: torch.device) -> tuple[float, Tensor | None]:
+    """The probability, and a seed on the device, without waiting for it."""
+    if not drop.training or drop.p == 0:
+        return 0.0, None
+    if drop.seed is not None:
+        return drop.p, drop.seed
+    return drop.p, torch.randint(2**62, (1,), device=device)
 
 
 def _launch() -> Any:
@@ -83,11 +79,17 @@ def _launch() -> Any:
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, p: float
+        ctx: Any,
+        x: Tensor,
+        y: Tensor,
+        weight_D: Tensor,
+        bias_D: Tensor,
+        eps: float,
+        p: float,
+        seed: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         x = x.contiguous()
         y = y.contiguous()
-        seed = _seed(p, x.device)
         h, half, stats_2L = _launch().add_norm(x, y, weight_D, bias_D, seed, eps, p)
         ctx.save_for_backward(x, y, weight_D, seed, stats_2L)
         ctx.p = p
@@ -99,20 +101,20 @@ class _AddNorm(torch.autograd.Function):
     def backward(ctx: Any, dh: Tensor | None, dhalf: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         dx, dy, parts_2PD = _launch().add_norm_backward(dh, dhalf, *ctx.saved_tensors, ctx.p)
         dweight_D, dbias_D = parts_2PD.sum(1)
-        return dx, dy, dweight_D, dbias_D, None, None
+        return dx, dy, dweight_D, dbias_D, None, None, None
 
 
 class _BiasReLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, bias_D: Tensor, p: float) -> Tensor:
-        out = _launch().bias_relu(z.contiguous(), bias_D, _seed(p, z.device), p)
+    def forward(ctx: Any, z: Tensor, bias_D: Tensor, p: float, seed: Tensor | None) -> Tensor:
+        out = _launch().bias_relu(z.contiguous(), bias_D, seed, p)
         ctx.save_for_backward(out)
         ctx.p = p
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
         (out,) = ctx.saved_tensors
         dz, parts_PD = _launch().bias_relu_backward(grads[0].contiguous(), out, ctx.p)
-        return dz, parts_PD.sum(0), None
+        return dz, parts_PD.sum(0), None, None

@@ -94,9 +94,9 @@ class PositionEncoding(nn.Module):
 
     def project_for_all(
         self, encodings: Sequence["PositionEncoding"], feats: Tensor
-    ) -> Sequence[Tensor] | None:
-        """What `project` gives in each layer, for all of them in one product; `project` then
-        returns it as it is. None: each layer has its own.
+    ) -> Sequence[RelativeTerms] | None:
+        """The terms of the logits of each layer, projected in one product: what `project` and
+        `relative` then return as it is. None: each layer projects its own.
         """
         return None
 

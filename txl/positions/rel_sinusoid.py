@@ -40,17 +40,29 @@ class RelSinusoid(PositionEncoding):
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         return self.drop(sinusoid(span.distances_S(like.device), self.d_model, like.dtype))
 
-    def project(self, feats: Tensor) -> Tensor:
-        """W_r R, (S, N, H), of features (S, D); or what `project_for_all` has made of them."""
-        if feats.dim() == 3:
+    def project(self, feats: Tensor | RelativeTerms) -> Tensor | RelativeTerms:
+        """W_r R, (S, N, H), of features (S, D); what `project_for_all` has made stays as it is."""
+        if isinstance(feats, RelativeTerms):
             return feats
         return rearrange(self.r_net(feats), "s (n h) -> s n h", n=len(self.u_NH))
 
-    def project_for_all(self, encodings: Sequence[Any], feats: Tensor) -> Sequence[Tensor]:
-        """See `PositionEncoding`."""
-        weight_ED = torch.cat([pos.r_net.weight for pos in encodings])
-        r_SE = F.linear(feats, weight_ED)
-        return rearrange(r_SE, "s (l n h) -> l s n h", l=len(encodings), n=len(self.u_NH)).unbind()
-
-    def relative(self, feats: Tensor) -> RelativeTerms:
+    def relative(self, feats: Tensor | RelativeTerms) -> RelativeTerms:
+        if isinstance(feats, RelativeTerms):
+            return feats
         return RelativeTerms(feats, self.u_NH, self.v_NH)
+
+    def project_for_all(
+        self, encodings: Sequence[Any], feats: Tensor
+    ) -> Sequence[RelativeTerms] | None:
+        """See `PositionEncoding`. Biases that all layers share have one gradient, not a sum of many."""
+        n_layer = len(encodings)
+        if hasattr(self.r_net.weight, "full_tensor"):  # in shards: whole while its layer runs
+            return None
+        if encodings[-1].u_NH is self.u_NH:
+            shared = (x_NH.expand(n_layer, -1, -1).unbind() for x_NH in (self.u_NH, self.v_NH))
+            biases = zip(*shared, strict=True)
+        else:
+            biases = [(pos.u_NH, pos.v_NH) for pos in encodings]
+        r_SE = F.linear(feats, torch.cat([pos.r_net.weight for pos in encodings]))
+        r_LSNH = rearrange(r_SE, "s (l n h) -> l s n h", l=n_layer, n=len(self.u_NH))
+        return [RelativeTerms(r, *own) for r, own in zip(r_LSNH.unbind(), biases, strict=True)]
