@@ -81,7 +81,8 @@ def test_a_repeated_step_asks_for_no_number_whatever_it_remembers(
     model = build("pre_lnorm_adaptive", **SMALL, memory=memory).train().to(META)
     state = TrainState(model, config, LENGTHS[memory], Ranks(0, 1, META))
     repeats = []
-    state.repeat_update(lambda work: lambda: repeats.append(work()))
+    shares = (1.0,) * len(model.config.cluster_sizes)
+    state.repeat_update(lambda work: lambda: repeats.append(work()), shares)
     token_BT = torch.randint(0, 50, (2, 33))
     since_BT = torch.randint(0, 9, (2, 4)) if has_documents else None
     for first in range(0, 32, 4):

@@ -150,8 +150,8 @@ class TransformerXL(Body):
 
     def reused_tables(self) -> list[Tensor] | None:
         """For `tables` in a step: a tied table gets one gradient for both uses."""
-        is_tied = not (self.config.not_tied or self.is_sharded)
-        return [] if is_tied and torch.is_grad_enabled() else None
+        is_tied = self.softmax.tables[0] is self.word_emb.tables[0]
+        return [] if is_tied and torch.is_grad_enabled() and not self.is_sharded else None
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""
