@@ -151,8 +151,9 @@ NO_KERNEL = {
     _record_function_enter_new _record_function_exit result_type resize_ set_ record_stream
     detach_""".split(),
 }
-SEVERAL = {"native_layer_norm_backward": 3, "embedding_dense_backward": 5}
-"""Operators of several kernels; of sorted ids, and of the gradients of weight and bias."""
+SEVERAL = {"native_layer_norm_backward": 3, "embedding_dense_backward": 5, "index_add_": 5}
+"""Operators of several kernels: the gradients of weight and bias; sorted ids, by which `index_put_` adds
+on a GPU, which fake tensors would copy the table for, where a CPU has `index_add_`."""
 FOREACH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 """Tensors in one launch, by how many lists an operator on lists reads and writes."""
 LISTS = {"_foreach_norm": 1, "_foreach_mul_": 1, "_foreach_add_": 1, "_foreach_sub_": 1}
@@ -212,6 +213,8 @@ def bytes_of(name: str, args: Any, read: list[Tensor], written: list[Tensor]) ->
         return 2 * sum(map(_stored, written))
     if name in ("nll_loss_forward", "nll_loss_backward"):
         return _stored(written[0])
+    if name == "index_add_":
+        return 3 * _stored(read[-1])
     if name == "embedding_dense_backward":
         return _stored(written[0]) + 2 * _stored(read[0])
     distinct = {id(x): x for x in [*read, *written]}

@@ -58,7 +58,8 @@ SMALL = {
     "n_token": 10_000,
 }
 WT103_BASE = {"n_layer": 16, "n_head": 10, "d_head": 41, "d_model": 410, "d_inner": 2100} | WT103
-NVIDIA_BASE = {"n_layer": 16, "n_head": 8, "d_head": 64, "d_model": 512, "d_inner": 2048} | WT103
+NVIDIA = WT103 | {"cutoffs": (19_997, 39_997, 199_997)}
+NVIDIA_BASE = {"n_layer": 16, "n_head": 8, "d_head": 64, "d_model": 512, "d_inner": 2048} | NVIDIA
 NVIDIA_LARGE = {
     "n_layer": 18,
     "n_head": 16,
@@ -66,7 +67,8 @@ NVIDIA_LARGE = {
     "d_model": 1024,
     "d_inner": 4096,
     "div_val": 4,
-} | WT103
+} | NVIDIA
+ENWIK8_LARGE = {"n_layer": 24, "n_head": 8, "d_head": 128, "d_model": 1024, "d_inner": 3072}
 
 TINY = {
     "n_layer": 2,
@@ -87,9 +89,18 @@ TRAINING = {
     "nvidia-large": Shape(
         **NVIDIA_LARGE, batch_size=32, tgt_len=384, mem_len=384, dropout=0.2, dropatt=0.2
     ),
+    "enwik8-large": Shape(
+        **ENWIK8_LARGE,
+        n_token=204,
+        batch_size=16,
+        tgt_len=768,
+        mem_len=768,
+        dropout=0.15,
+        dropatt=0.15,
+    ),
 }
-"""One that costs nothing, small ones of words and of characters, the paper's for WikiText-103, NVIDIA's; lengths as in
-their training."""
+"""One that costs nothing; small ones of words and of characters; the paper's for WikiText-103; NVIDIA's; the paper's for
+enwik8, of whose 64 streams there are 16. Lengths are those of their training."""
 
 READING = {
     "tiny": Shape(**TINY, batch_size=1, tgt_len=8, mem_len=16),

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is published for Linux only", exc_t
 from tests.laws.conftest import SIZES
 from txl import Context, ModelConfig, TransformerXL
 from txl.model import attention, layer, memory
-from txl.ops import cast, layer_rows
+from txl.ops import cast, layer_rows, linear_cross_entropy, lookup
 from txl.training.nats import Nats
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -65,7 +65,7 @@ def both(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> Any:
     """By the plain paths, then by those of a GPU."""
     context = context_of(name)
     plain = losses_memory_and_gradients(model_of(name, dtype), context)
-    for module in (attention, layer, memory, cast, layer_rows):
+    for module in (attention, layer, memory, cast, layer_rows, linear_cross_entropy, lookup):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
     return plain, losses_memory_and_gradients(model_of(name, dtype), context)
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from txl.ops.numbers import on_gpu
 from txl.ops.operator import is_traced
 
 
@@ -236,13 +237,14 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, drow_LE: Tensor, dtable_VE: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
-        id_L, _ = ctx.saved_tensors
-        # the first: for second derivatives
-        if torch.is_grad_enabled():
-            add = Tensor.index_add
-        else:
-            add = Tensor.index_add_
-        return None, add(dtable_VE, 0, id_L.flatten(), drow_LE.flatten(0, -2))
+        id_L = ctx.saved_tensors[0].flatten()
+        drow_LE = drow_LE.flatten(0, -2)
+        is_last = not torch.is_grad_enabled()  # else second derivatives need what there was
+        if on_gpu(dtable_VE):  # by sorted ids: atomic sums differ from run to run
+            put = Tensor.index_put_ if is_last else Tensor.index_put
+            return None, put(dtable_VE, (id_L,), drow_LE, accumulate=True)
+        add = Tensor.index_add_ if is_last else Tensor.index_add
+        return None, add(dtable_VE, 0, id_L, drow_LE)
 
 
 def look_up(id_L: Tensor, table_VE: Tensor, reused: list[Tensor] | None = None) -> Tensor:
