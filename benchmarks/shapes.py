@@ -99,8 +99,8 @@ TRAINING = {
         dropatt=0.15,
     ),
 }
-"""One that costs nothing; small ones of words and of characters; the paper's for WikiText-103; NVIDIA's; the paper's for
-enwik8, of whose 64 streams there are 16. Lengths are those of their training."""
+"""One that costs nothing; small ones of words and of characters; the paper's for WikiText-103; NVIDIA's; the paper's
+for enwik8, of whose 64 streams there are 16. Lengths are those of their training."""
 
 READING = {
     "tiny": Shape(**TINY, batch_size=1, tgt_len=8, mem_len=16),
