@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import txl
 from benchmarks.peers import say_machine, write_as_found
+from lab.studies.plan import read_study
 from txl.config import Context, fields_of
 from txl.data_utils.free_text import read_text
 from txl.inference.reader import Reader
@@ -28,7 +29,6 @@ from txl.language.model import LanguageModel
 from txl.memory.compressive import Compressive
 from txl.model.parts import reads
 from txl.registry import MEMORIES
-from txl.studies.plan import read_study
 
 SIZES = ("10 MiB", "50 MiB")
 """The last words of the evaluations of the study."""

@@ -1,24 +1,29 @@
 """Compare how much context several runs use, by their relative effective context length:
 
-txl recl RUN RUN ... --split test           python eval.py --recl RUN RUN ... --split test
+python -m lab.recl RUN RUN ... --split test
 """
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
+from lab.measures import recl
+from lab.plots import plot_recl
 from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
-from txl.config import Context, ModelConfig, build, require
+from txl.cli.run import run
+from txl.config import Context, ModelConfig, build, option, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.segments import RowStream, window_streams
-from txl.evaluation.config import EVAL, SCORE, ReclConfig
-from txl.evaluation.measures import recl
+from txl.evaluation.config import Lengths
 from txl.evaluation.outputs import require_outputs
-from txl.evaluation.plots import drawable, picture_folder, plot_recl, unused
+from txl.evaluation.plots import drawable, picture_folder, unused
 from txl.evaluation.report import write_json
 from txl.evaluation.score import require_finite
 from txl.language.model import LanguageModel
@@ -27,21 +32,69 @@ from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line, progress, ticking
 
+
+@dataclass(frozen=True, kw_only=True)
+class ReclConfig(Lengths):
+    """Which runs are compared, and at which lengths."""
+
+    recl: tuple[str, ...] = option(
+        (),
+        "relative effective context length of these runs or checkpoints on one split; a table and"
+        " recl.png",
+    )
+    recl_step: int = option(
+        100, "shortest context and step between context lengths, in tokens", minimum=1
+    )
+    recl_longest: int = option(1000, "longest context, in tokens", minimum=1)
+    recl_every: int = option(
+        8,
+        "start a new window every so many tokens, E; a context of c tokens is an average over those"
+        " of c - E + 1 to c, so 1 is exact, and slow",
+        minimum=1,
+    )
+    split: Literal["valid", "test", "all"] = option("all", "split to measure on: valid or test")
+    batch_size: int = option(10, "windows read in parallel", minimum=1)
+    pictures: str | None = option(
+        None, "directory for recl.png (default: that of --json; without --json the run's)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.split != "all",
+            "--recl: is measured on one split; give --split valid or --split test",
+        )
+        self._require_one_length("--recl tries contexts of its own lengths")
+        require(
+            self.recl_every <= self.recl_step,
+            f"--recl_every {self.recl_every}: must be at most --recl_step ({self.recl_step}), or"
+            " contexts of two lengths would be equal",
+        )
+        require(
+            self.recl_longest >= 2 * self.recl_step,
+            f"--recl_longest {self.recl_longest}: at least two lengths are compared; use at least"
+            f" {2 * self.recl_step}",
+        )
+
+    @property
+    def context_lengths(self) -> tuple[int, ...]:
+        """Context lengths of RECL."""
+        return tuple(range(self.recl_step, self.recl_longest + 1, self.recl_step))
+
+
 MOST_USED = ("recl", "split", "recl_longest", "recl_step", "data", "json")
 
 
 def main(argv: Sequence[str]) -> None:
     argv = named(argv, "recl")
-    elsewhere = {"has no effect with --recl": (*EVAL, *SCORE)}
     typed = read_flags(
         argv,
         ReclConfig,
         DataConfig,
         description=__doc__ or "",
         first=MOST_USED,
-        elsewhere=elsewhere,
     )
-    require("recl" in typed, "name the runs that are compared: txl recl RUN RUN ...")
+    require("recl" in typed, "name the runs that are compared: python -m lab.recl RUN RUN ...")
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         compare_context_lengths(typed, ranks)
 
@@ -75,8 +128,8 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
             [unused(picture_folder(config, first.run or Path()) / "recl.png")], config
         )
     nats_MCP = []
-    for run in config.recl:
-        model = opened(run, ranks.device, config.dtype)
+    for name in config.recl:
+        model = opened(name, ranks.device, config.dtype)
         nats_MCP.append(context_losses(model, ids, config, ranks))
     if ranks.is_main:
         result = recl.recl(np.stack(nats_MCP), config.context_lengths)
@@ -150,3 +203,8 @@ def losses_of(
     require_in_range(torch.from_numpy(nats_CP), ranks.device)
     require_finite(float(nats_CP.sum(dtype=np.float64)), name)
     return nats_CP
+
+
+if __name__ == "__main__":
+    sys.argv[0] = "lab.recl"
+    run(main)

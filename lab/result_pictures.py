@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lab.studies.figures import Figures
+from lab.studies.occurrences import Group
 from txl.files import written_whole
-from txl.studies.figures import Figures
-from txl.studies.occurrences import Group
 
 RESULTS = Path(__file__).parents[1] / "studies" / "results"
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"

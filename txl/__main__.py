@@ -3,7 +3,7 @@
 import os
 import sys
 
-from txl.cli.launch import PROGRAMS, launch
+from txl.cli.launch import MOVED, PROGRAMS, launch, refuse_moved
 
 
 def main() -> None:
@@ -15,6 +15,8 @@ def main() -> None:
     if name in PROGRAMS:
         sys.argv[:2] = [f"txl {name}"]
         launch(name)
+    if name in MOVED:
+        refuse_moved(name)
     if name in ("-h", "--help"):
         show_programs()
         sys.exit(0)

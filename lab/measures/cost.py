@@ -1,4 +1,4 @@
-"""What it costs a model that its memory is disturbed (`--disturb`): nats a token, with an interval
+"""What it costs a model that its memory is perturbed: nats a token, with an interval
 over documents or stretches of the text.
 """
 
@@ -14,7 +14,7 @@ from txl.evaluation.rows import Row
 
 @dataclass(frozen=True)
 class Cost:
-    """What one disturbed reading loses against the same one as it is.
+    """What one perturbed reading loses against the same one as it is.
 
     Attributes:
         reading: which; see `Row.label`.
@@ -45,10 +45,10 @@ class Cost:
 
 
 def costs_of(rows: Sequence[Row], *, starts: np.ndarray | None, reset: str) -> list[Cost]:
-    """Of each disturbed reading of a split.
+    """Of each perturbed reading of a split.
 
     Args:
-        rows: with their `tokens`; beside each disturbed one the plain one of the same lengths and
+        rows: with their `tokens`; beside each perturbed one the plain one of the same lengths and
             borders.
         starts, reset: as in `txl.evaluation.gain.gains_of`.
     """

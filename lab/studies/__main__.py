@@ -1,7 +1,7 @@
 """Run a study: a grid of trainings with several seeds, their evaluations, and a table of what they
 show.
 
-python -m txl.studies STUDY.toml
+python -m lab.studies STUDY.toml
 """
 
 import sys
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from lab.studies.checks import require_columns, require_texts
+from lab.studies.contrasts import note_contrasts
+from lab.studies.page import draw_page
+from lab.studies.plan import Study, read_study
+from lab.studies.report import Findings, in_words, write_report
+from lab.studies.runner import Choice, require_flags, run_study
 from txl.cli.flags import read_flags, require_utf8
 from txl.cli.run import run
 from txl.config import Checked, build, option, require
 from txl.runtime.log import print_line
 from txl.runtime.signals import STATUS, WORDS, StopNow
-from txl.studies.checks import require_columns, require_texts
-from txl.studies.contrasts import note_contrasts
-from txl.studies.page import draw_page
-from txl.studies.plan import Study, read_study
-from txl.studies.report import Findings, in_words, write_report
-from txl.studies.runner import Choice, require_flags, run_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     asks = {"--help", "-h"} & set(argv)
     require(
         bool(asks) or (bool(argv) and not argv[0].startswith("-")),
-        "name the TOML file of a study: python -m txl.studies STUDY.toml",
+        "name the TOML file of a study: python -m lab.studies STUDY.toml",
     )
     require_utf8(argv)
     config = build(
@@ -121,5 +121,5 @@ def chosen(study: Study, config: StudiesConfig) -> Choice:
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "txl.studies"
+    sys.argv[0] = "lab.studies"
     run(main)

@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.perturbed import PerturbConfig
+from lab.studies.plan import Flags, Study, words
+from lab.studies.runner import TRAINING, reading_by
 from txl.cli.flags import read_flags
 from txl.config import UsageError, build, fields_of, require
 from txl.data_utils.datasets import DATA_SETS, DataConfig
 from txl.data_utils.store import Checks
 from txl.data_utils.texts import Texts
 from txl.data_utils.transfer import is_remote, names_in
-from txl.evaluation.config import ADDED, EVAL, SCORE
+from txl.evaluation.config import ADDED
 from txl.evaluation.test_time import Additions
-from txl.studies.plan import Flags, Study, words
-from txl.studies.runner import TRAINING
 
 
 def require_texts(study: Study) -> None:
@@ -138,13 +139,16 @@ def expected_columns(
     Args:
         held_out: the splits of the text that are evaluated if the flags name none.
     """
-    classes = (*(SCORE if "text" in flags else EVAL), DataConfig)
-    typed = read_flags(words(flags, Path("run")), *classes, description="")
+    reading = reading_by(flags)
+    typed = read_flags(words(reading.flags, Path("run")), *reading.classes, description="")
     if "text" in flags:
         split = "text"
     else:
         split = typed.get("split", "all")
-    added = Additions(*(build(cls, typed) for cls in ADDED)).name
+    if PerturbConfig in reading.classes:
+        added = build(PerturbConfig, typed).name
+    else:
+        added = Additions(*(build(cls, typed) for cls in ADDED)).name
     lengths = []
     for name in ("tgt_len", "mem_len"):
         lengths.append(typed.get(name) or (None,))

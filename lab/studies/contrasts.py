@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.studies.plan import Contrast, Study, evaluation_of, pairs, slug, tasks
+from lab.studies.runner import done_in, finished
 from txl.config import UsageError
 from txl.evaluation.report import write_json
 from txl.runtime.records import read_json, require_fields
-from txl.studies.plan import Contrast, Study, evaluation_of, pairs, slug, tasks
-from txl.studies.runner import done_in, finished
 
 NOTES = "contrasts.json"
 """In the folder of a study's results."""

@@ -1,5 +1,5 @@
 """The figures of a file of results, for pages that repeat them: of a study.json, of any other JSON,
-or of what txl.studies.occurrences writes with --csv.
+or of what lab.studies.occurrences writes with --csv.
 """
 
 import csv
@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.studies.occurrences import Group
+from lab.studies.plan import METRICS
+from lab.studies.statistics import mean_and_spread
+from lab.studies.tables import COSTS
 from txl.config import UsageError, require
 from txl.files import content_of
 from txl.runtime.records import read_json
-from txl.studies.occurrences import Group
-from txl.studies.plan import METRICS
-from txl.studies.statistics import mean_and_spread
-from txl.studies.tables import COSTS
 
 PEAK = "peak_mib"
 """Of a row the maximum over its seeds: a machine must have as much."""
@@ -226,7 +226,7 @@ class Figures:
 
     @property
     def groups(self) -> list[Group]:
-        """The groups of tokens of a file of txl.studies.occurrences."""
+        """The groups of tokens of a file of lab.studies.occurrences."""
         found = []
         try:
             for row in self.value("rows"):
@@ -247,7 +247,7 @@ class Figures:
                 )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UsageError(
-                f"{self.path}: not what txl.studies.occurrences writes with --csv"
+                f"{self.path}: not what lab.studies.occurrences writes with --csv"
             ) from None
         return found
 

@@ -1,7 +1,7 @@
 """Write the tables and numbers of Markdown pages from files of results: what stands between the
 markers of a page becomes what the files give. docs/studies.md describes the markers.
 
-python -m txl.studies.fill PAGE.md ...
+python -m lab.studies.fill PAGE.md ...
 """
 
 import re
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.studies.figures import Figures
+from lab.studies.page_numbers import Place, evaluated, placed, sources_in
+from lab.studies.page_tables import table_of
+from lab.studies.tables import as_markdown
 from txl.cli.flags import read_flags, require_utf8
 from txl.cli.run import run
 from txl.config import Checked, UsageError, build, option, require
 from txl.files import content_of, write_whole
 from txl.runtime.log import print_line
-from txl.studies.figures import Figures
-from txl.studies.page_numbers import Place, evaluated, placed, sources_in
-from txl.studies.page_tables import table_of
-from txl.studies.tables import as_markdown
 
 _TABLE = "<!-- table:"
 _NUMBERS = "<!-- numbers:"
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
             break
         names.append(word)
     require(
-        bool(asks or names), "name the pages first: python -m txl.studies.fill PAGE.md [--check]"
+        bool(asks or names), "name the pages first: python -m lab.studies.fill PAGE.md [--check]"
     )
     require_utf8(argv)
     typed = read_flags(argv[len(names) :], FillConfig, description=__doc__ or "")
@@ -139,7 +139,7 @@ def said(page: Page, *, is_checked: bool) -> Iterator[str]:
     for begin, number in page.without:
         yield f"| {page.where(begin)}: {number} has no source"
     if is_checked and page.changes:
-        yield f"| {page.name}: differs; python -m txl.studies.fill {page.name} writes it"
+        yield f"| {page.name}: differs; python -m lab.studies.fill {page.name} writes it"
 
 
 def filled(name: str, text: str, figures: Callable[[Path], Figures]) -> Page:
@@ -226,5 +226,5 @@ def _line_of(text: str, number: str, begin: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "txl.studies.fill"
+    sys.argv[0] = "lab.studies.fill"
     run(main)

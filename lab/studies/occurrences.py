@@ -1,7 +1,7 @@
 """What a memory is used for: two readings of a study compared by where the last occurrence of a
 token lies, and by how often the training text has it.
 
-python -m txl.studies.occurrences STUDY.toml --of ROW COLUMN --against ROW COLUMN
+python -m lab.studies.occurrences STUDY.toml --of ROW COLUMN --against ROW COLUMN
 """
 
 import sys
@@ -12,26 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lab.measures.last_occurrence import PLACES, by_occurrence, frequency_edges, places
+from lab.studies import tables
+from lab.studies.checks import column_names
+from lab.studies.plan import Study, Task, read_study, slug, tasks, words
+from lab.studies.runner import TRAINING, finished
+from lab.studies.statistics import half_width, mean_and_spread
 from txl.cli.flags import read_flags
 from txl.cli.run import run
 from txl.config import Checked, UsageError, build, option, require
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.datasets import DataConfig
-from txl.evaluation.measures.token_losses import (
-    PLACES,
-    TokenLosses,
-    by_occurrence,
-    frequency_edges,
-    places,
-    read_losses,
-)
+from txl.evaluation.measures.token_losses import TokenLosses, read_losses
 from txl.evaluation.report import write_text
 from txl.runtime.log import print_line
-from txl.studies import tables
-from txl.studies.checks import column_names
-from txl.studies.plan import Study, Task, read_study, slug, tasks, words
-from txl.studies.runner import TRAINING, finished
-from txl.studies.statistics import half_width, mean_and_spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +64,7 @@ class Group(NamedTuple):
 
 def main(argv: Sequence[str]) -> None:
     asks = {"--help", "-h"} & set(argv)
-    usage = "python -m txl.studies.occurrences STUDY.toml --of ROW COLUMN --against ROW COLUMN"
+    usage = "python -m lab.studies.occurrences STUDY.toml --of ROW COLUMN --against ROW COLUMN"
     require(
         bool(asks) or (bool(argv) and not argv[0].startswith("-")),
         f"name the TOML file of a study: {usage}",
@@ -268,5 +262,5 @@ def _interval(differences: Sequence[float]) -> tuple[float, float] | None:
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "txl.studies.occurrences"
+    sys.argv[0] = "lab.studies.occurrences"
     run(main)

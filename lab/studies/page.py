@@ -4,12 +4,12 @@ import os
 import sys
 from pathlib import Path
 
+from lab.studies.plan import Study, Task, tasks
+from lab.studies.runner import Choice, Programs, as_trained, finished
 from txl.config import require
 from txl.evaluation.config import MOST_RUNS
 from txl.report.record import HTML
 from txl.runtime.log import print_line
-from txl.studies.plan import Study, Task, tasks
-from txl.studies.runner import Choice, Programs, as_trained, finished
 
 
 def draw_page(study: Study, runs: Path, folder: Path, only: Choice) -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.studies.figures import COMPARED, Figures
 from txl.config import UsageError, require
-from txl.studies.figures import COMPARED, Figures
 
 NUMBER = re.compile(r"(?<![\w.,-])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w]|[.,-]\d)")
 """In a text; not what stands in a word, nor a version (2.13.0)."""
@@ -84,7 +84,7 @@ def evaluated(source: Source, figures: Callable[[Path], Figures]) -> str:
         cost(ROW, NAME)                             mean; of peak_mib the maximum
         difference, low, high, p, p_holm, detectable (CONTRAST), or (ROW, COLUMN) beside the baseline
         seeds(ROW), flag(ROW, NAME)
-        group(PLACE, FREQUENCY, NAME)               of what txl.studies.occurrences writes as CSV
+        group(PLACE, FREQUENCY, NAME)               of what lab.studies.occurrences writes as CSV
         value(NAME OR PLACE, ...)                   what stands there in any JSON
 
     Raises:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+from lab.studies.figures import PEAK, Figures
+from lab.studies.occurrences import table_of as table_of_groups
+from lab.studies.page_numbers import evaluated, sources_in
+from lab.studies.statistics import mean_and_spread
+from lab.studies.tables import COSTS, Table, of_all
 from txl.config import UsageError, require
 from txl.runtime.records import fits
-from txl.studies.figures import PEAK, Figures
-from txl.studies.occurrences import table_of as table_of_groups
-from txl.studies.page_numbers import evaluated, sources_in
-from txl.studies.statistics import mean_and_spread
-from txl.studies.tables import COSTS, Table, of_all
 
 Names = list[str] | dict[str, str]
 """What a table shows, or what it shows by how it calls it."""

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from txl.config import UsageError
-from txl.evaluation.measures.loss_by_position import centre
-from txl.evaluation.report import write_text
-from txl.files import written_whole
-from txl.runtime.log import perplexity
-from txl.runtime.records import json_text, read_json
-from txl.studies import tables
-from txl.studies.contrasts import Noted, digest_of
-from txl.studies.plan import METRICS, Search, Study
-from txl.studies.results import (
+from lab.measures.loss_by_position import centre
+from lab.studies import tables
+from lab.studies.contrasts import Noted, digest_of
+from lab.studies.plan import METRICS, Search, Study
+from lab.studies.results import (
     Rerun,
     Row,
     by_distance,
@@ -30,8 +25,13 @@ from txl.studies.results import (
     searches_of,
     validated_alike,
 )
-from txl.studies.runner import best_finite
-from txl.studies.statistics import POWER, Comparison, mean_and_spread
+from lab.studies.runner import best_finite
+from lab.studies.statistics import POWER, Comparison, mean_and_spread
+from txl.config import UsageError
+from txl.evaluation.report import write_text
+from txl.files import written_whole
+from txl.runtime.log import perplexity
+from txl.runtime.records import json_text, read_json
 from txl.training.metrics import provenance
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.studies.checks import column_names
+from lab.studies.contrasts import Noted
+from lab.studies.plan import Contrast, Study, Task, tasks
+from lab.studies.runner import as_trained, finished, losses_tried, unevaluated
+from lab.studies.statistics import Comparison, comparison, corrected, estimate, mean_and_spread
 from txl.runtime.records import read_json_lines
-from txl.studies.checks import column_names
-from txl.studies.contrasts import Noted
-from txl.studies.plan import Contrast, Study, Task, tasks
-from txl.studies.runner import as_trained, finished, losses_tried, unevaluated
-from txl.studies.statistics import Comparison, comparison, corrected, estimate, mean_and_spread
 from txl.training.metrics import RECORDS, curve_of
 
 
@@ -30,7 +30,7 @@ class RunFigures:
         curve: (tokens read, validation loss in nats) at each evaluation of the training.
         validated: what such an evaluation scored: how many tokens (0: its record does not say), of
             which kind of text and size of vocabulary.
-        distances: by column, the rows that eval.py --loss_by_position gives for distances to the
+        distances: by column, the rows that lab.loss_by_position gives for distances to the
             article's beginning.
         parameters_in_layers: those outside embedding and softmax.
         cpu_seconds: of all cores, training only; `seconds` are by the clock, and depend on what

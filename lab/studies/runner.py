@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from lab.perturbed import FLAGS as PERTURBED
+from lab.studies.plan import Flags, Search, Study, Task, slug, tasks, words
 from txl.cli.flags import read_flags
 from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.datasets import DATA_SETS, DataConfig
@@ -32,7 +34,6 @@ from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
 from txl.runtime.records import read_json, read_json_lines
 from txl.runtime.signals import GO_ON, StopNow, StopRequest
-from txl.studies.plan import Flags, Search, Study, Task, slug, tasks, words
 from txl.training.config import TrainConfig
 from txl.training.metrics import RECORDS
 
@@ -74,6 +75,8 @@ class Choice(NamedTuple):
 ALL = Choice()
 
 
+CLONE = str(Path(__file__).parents[2])
+"""Where the laboratory is imported from, which is not installed."""
 TRAINING = (DataConfig, TrainConfig, ModelConfig, Context)
 
 
@@ -108,6 +111,34 @@ class Programs(StopRequest):
             program.terminate()
 
 
+class Reading(NamedTuple):
+    """How an evaluation of a study is made.
+
+    Attributes:
+        program: of txl, or a module of the laboratory.
+        flags: those that it is given.
+        classes: whose fields are its flags.
+    """
+
+    program: str
+    flags: Flags
+    classes: tuple[type, ...]
+
+
+def reading_by(flags: Flags) -> Reading:
+    """How an evaluation with these flags is made; `loss_by_position` and `disturb` name programs of
+    the laboratory.
+    """
+    if "disturb" in flags:
+        return Reading("lab.perturbed", flags, (*PERTURBED, DataConfig))
+    own = {name: value for name, value in flags.items() if name != "loss_by_position"}
+    if flags.get("loss_by_position"):
+        return Reading("lab.loss_by_position", own, (*EVAL, DataConfig))
+    if "text" in flags:
+        return Reading("eval", own, (*SCORE, DataConfig))
+    return Reading("eval", own, (*EVAL, DataConfig))
+
+
 def require_flags(study: Study) -> None:
     """Raise `UsageError` if train.py or eval.py would refuse a flag of the study. Files that define
     parts of its rows (`plugin`) are run.
@@ -125,8 +156,8 @@ def require_flags(study: Study) -> None:
             lines.append((f"search: {name}", {**study.search.shortened(flags), **tried}, TRAINING))
     for variant in study.variants:
         for name, flags in study.evaluations_of(variant).items():
-            configs = (*(SCORE if "text" in flags else EVAL), DataConfig)
-            line = (f"evaluations: {name}", flags, configs)
+            reading = reading_by(flags)
+            line = (f"evaluations: {name}", reading.flags, reading.classes)
             if line not in lines:  # most variants are read alike
                 lines.append(line)
     for name, flags, configs in lines:
@@ -245,10 +276,11 @@ def _evaluate(
     """
     run = task.folder / "run"
     path = task.folder / f"{slug(name)}.json"
-    line = ["eval", "--work_dir", str(run), "--json", str(path)]
+    reading = reading_by(flags)
+    line = [reading.program, "--work_dir", str(run), "--json", str(path)]
     if keeps_losses(flags, task.flags):
         line += ["--token_losses", str(path.with_suffix(".npz"))]
-    program([*line, *words(flags, run)])
+    program([*line, *words(reading.flags, run)])
     results = read_json(path)
     noted = {}
     for key in ("rows", "texts", "checkpoint", "weights"):
@@ -385,15 +417,23 @@ def unevaluated(study: Study, variant: str, done: Mapping[str, Any]) -> dict[str
 
 
 def _program(task: Task, line: list[str], *, programs: Programs, n_thread: int, lock: Lock) -> None:
-    """Run a program of txl with what it prints in the log. Raises `TaskError` if it fails, or is
-    stopped before its end.
+    """Run a program of txl or of the laboratory with what it prints in the log. Raises `TaskError`
+    if it fails, or is stopped before its end.
     """
     log = task.folder / LOG
     environment = {"OMP_NUM_THREADS": str(n_thread)} | os.environ
+    command = ["txl", *line]
+    name = f"txl {line[0]}"
+    if line[0].startswith("lab."):
+        command = line
+        name = line[0]
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [CLONE, environment.get("PYTHONPATH")])
+        )
     with open(log, "ab", opener=not_through_a_link) as out:
         # the program holds the lock too: if the runner is killed, the next one waits for it
         status = programs.run(
-            [sys.executable, "-m", "txl", *line],
+            [sys.executable, "-m", *command],
             **{"stdout": out, "stderr": out, "stdin": subprocess.DEVNULL},
             env=environment,
             pass_fds=[lock.descriptor],
@@ -401,7 +441,6 @@ def _program(task: Task, line: list[str], *, programs: Programs, n_thread: int, 
     last = _last_line(log)
     if status or last.endswith(GO_ON):  # with 0, by what Slurm sends before a time limit
         last = last or f"ended with status {status}; see {log}"
-        name = f"txl {line[0]}"
         raise TaskError(last if last.startswith(f"{name}: ") else f"{name}: {last}")
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from txl.studies.plan import METRICS, Search, Study
-from txl.studies.results import (
+from lab.studies.plan import METRICS, Search, Study
+from lab.studies.results import (
     Row,
     RunFigures,
     by_distance,
@@ -16,8 +16,8 @@ from txl.studies.results import (
     tokens_until,
     validated_alike,
 )
-from txl.studies.runner import best_finite
-from txl.studies.statistics import Comparison, mean_and_spread
+from lab.studies.runner import best_finite
+from lab.studies.statistics import Comparison, mean_and_spread
 
 
 class Table(NamedTuple):

@@ -13,8 +13,8 @@ from benchmarks.result_pictures import (
     reading_beyond,
     recurrence_pays,
 )
+from lab.studies.figures import Figures
 from tests.forks import ROOT
-from txl.studies.figures import Figures
 
 
 def test_each_picture_is_small_and_on_the_page(tmp_path: Path) -> None:

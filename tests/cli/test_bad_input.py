@@ -20,12 +20,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.studies import __main__ as studies
 from tests.checkpoints import as_of_0_2, change_record, sign
 from tests.cli.conftest import Here, change_weights, contents, half_written, pointed
 from tests.forks import ROOT
 from txl import TransformerXL
 from txl.config import ModelConfig, UsageError
-from txl.studies import __main__ as studies
 
 SENTENCES = ROOT / "tests" / "golden" / "data" / "text" / "lm1b"
 FullDisk = Callable[[int], AbstractContextManager[None]]

@@ -10,12 +10,12 @@ from threading import Thread
 
 import pytest
 
+from lab.studies.plan import read_study
 from tests.cli.conftest import Here
 from tests.forks import ROOT
 from txl.checkpoint.folder import read_into, tensors_in
 from txl.config import UsageError
 from txl.files import NoFileError, content_of, require_readable, sha256, typed_content
-from txl.studies.plan import read_study
 
 ENDLESS = "/dev/zero: is a device, which may never end"
 

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_model
 
 import txl
+from lab.studies import runner
+from lab.studies.plan import read_study
+from lab.studies.runner import require_flags, run_study
 from tests.cli.conftest import WORDS, Here
 from txl import Context, ModelConfig, TransformerXL, plugins
 from txl.config import UsageError
 from txl.registry import ALL_PARTS, DATA_SETS, GATES, MEMORIES, OPTIMIZERS, SOURCES
-from txl.studies import runner
-from txl.studies.plan import read_study
-from txl.studies.runner import require_flags, run_study
 from txl.training.config import TrainConfig
 from txl.training.estimate import optimizer_bytes, weight_bytes
 

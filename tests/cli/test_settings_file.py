@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.studies.runner import TRAINING
 from tests.cli.conftest import BEFORE, Here, config_of, pointed
 from txl.cli.flags import read_flags
-from txl.studies.runner import TRAINING
 
 PAGES = Path(__file__).parents[2] / "docs"
 TINY = {

@@ -37,14 +37,11 @@ PROGRAMS = {
     ),
     "eval": Program(
         "txl.commands.eval",
-        "perplexity of splits at any context length, length studies",
+        "perplexity of splits at any context length",
         "python eval.py",
     ),
     "score": Program(
         "txl.commands.score", "the loss of each token of any text", "python eval.py --text"
-    ),
-    "recl": Program(
-        "txl.commands.recl", "how much context several runs use", "python eval.py --recl"
     ),
     "report": Program(
         "txl.commands.report",
@@ -70,23 +67,16 @@ PROGRAMS = {
         "load a published data set, checked and resumed",
         "python -m data_utils.download",
     ),
-    "study": Program(
-        "txl.studies.__main__",
-        "a grid of trainings with seeds, and a table of what they show",
-        "python -m txl.studies",
-    ),
-    "occurrences": Program(
-        "txl.studies.occurrences",
-        "two readings of a study, by where a token stood last",
-        "python -m txl.studies.occurrences",
-    ),
-    "fill": Program(
-        "txl.studies.fill",
-        "the tables and numbers of a page, from files of results",
-        "python -m txl.studies.fill",
-    ),
     "lm_eval": Program("txl.lm_eval", "lm-evaluation-harness on a model", "python -m txl.lm_eval"),
 }
+MOVED = {
+    "recl": "python -m lab.recl RUN RUN ...",
+    "study": "python -m lab.studies FILE",
+    "studies": "python -m lab.studies FILE",
+    "occurrences": "python -m lab.studies.occurrences FILE ...",
+    "fill": "python -m lab.studies.fill PAGE.md ...",
+}
+"""Programs of the laboratory, which only a clone has, by the names that they had here."""
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 """How long waiting threads spin before they sleep. If they spin for ever, programs that share the
 cores slow each other down many times over; if not at all, the threads of one program wait for each
@@ -100,9 +90,7 @@ def launch(name: str) -> None:
         # they ask a run to save and stop: blocked until the training handles them, or they would
         # kill the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
-    _use_own_environment()
-    if not _WAITING & os.environ.keys():  # read by OpenMP when torch is imported
-        os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
+    prepare()
     import_module("txl.runtime.clock").note_launch()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else a shell started us with it ignored
@@ -116,6 +104,22 @@ def launch(name: str) -> None:
     run = import_module("txl.cli.run").run
     signal.signal(signal.SIGINT, before)
     run(main)
+
+
+def prepare() -> None:
+    """Before PyTorch is imported: find it, and let its threads share the cores."""
+    _use_own_environment()
+    if not _WAITING & os.environ.keys():  # read by OpenMP when torch is imported
+        os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
+
+
+def refuse_moved(name: str) -> NoReturn:
+    """Say where a program of `MOVED` is now, and exit with status 2."""
+    print(
+        f"txl {name}: moved to the laboratory, lab/ of a clone; type {MOVED[name]}",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 
 def _use_own_environment() -> None:

@@ -53,6 +53,7 @@ _NO_EFFECT = {
     # our own
     "no_lookup_faiss": Retired(0, "there is no other search"),
 }
+_LAB = "moved to the laboratory, lab/ of a clone; type python -m lab."
 _RESUME = "use --resume, which continues the run in --work_dir from its last checkpoint"
 _REFUSED = {
     "sample_softmax": Retired(1, "it never worked in the original; use --adaptive"),
@@ -86,6 +87,10 @@ _REFUSED = {
     "lookup_faiss": Retired(
         0, "is gone, since it was hardly ever faster; leave it out, the result is the same"
     ),
+    "recl": Retired("*", f"{_LAB}recl RUN RUN ..."),
+    "loss_by_position": Retired(0, f"{_LAB}loss_by_position --work_dir RUN ..."),
+    "disturb": Retired(1, f"{_LAB}perturbed --work_dir RUN --disturb ..."),
+    "disturb_beyond": Retired(1, f"{_LAB}perturbed --work_dir RUN --disturb_beyond ..."),
 }
 _HARMLESS = {
     **{

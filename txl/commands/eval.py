@@ -2,15 +2,15 @@
 
 python eval.py --work_dir RUN ...           torchrun --nproc_per_node=4 eval.py --work_dir RUN ...
 
-With --text FILE it is `txl score`, with --recl RUN RUN ... `txl recl`; add --help to see their
-flags.
+With --text FILE it is `txl score`; add --help to see its flags.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
@@ -26,43 +26,66 @@ from txl.commands.scoring import (
 from txl.config import Context, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.transfer import names_in
-from txl.evaluation.config import EVAL, EvalConfig, ReclConfig, ScoreConfig
-from txl.evaluation.cost import Cost, costs_of
+from txl.evaluation.config import EVAL, EvalConfig, ScoreConfig
 from txl.evaluation.gain import Gain, gains_of
 from txl.evaluation.measures.token_losses import write_losses
 from txl.evaluation.outputs import require_outputs
-from txl.evaluation.plots import drawable, pictures_of, write_pictures
+from txl.evaluation.plots import Plot, drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor
 from txl.evaluation.report import HEAD, print_remarks, write_results
 from txl.evaluation.rows import Row
 from txl.evaluation.test_time import Additions, prepared
 from txl.language.model import LanguageModel
 from txl.memory import require_works, unbounded
+from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.runtime.resources import keep_freed_memory
 from txl.training.metrics import show_pictures
 
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "json")
-_OTHERS = {"recl": "txl.commands.recl", "text": "txl.commands.score"}
-"""Programs that a flag asks for."""
-_ELSEWHERE = {
-    "has no effect without --text": (ScoreConfig,),
-    "has no effect without --recl": (ReclConfig,),
-}
+_ELSEWHERE = {"has no effect without --text": (ScoreConfig,)}
+
+
+class Measure:
+    """What a program measures of the splits that it scores, besides perplexity: here nothing.
+
+    Attributes:
+        keeps_losses: it needs the loss of each token.
+        plots: what it draws, by file name.
+    """
+
+    keeps_losses = False
+    plots: Mapping[str, Plot] = MappingProxyType({})
+
+    def adapted(self, model: TransformerXL, ranks: Ranks) -> Adapted | None:
+        """How each split is read besides; None: as it is alone."""
+        return None
+
+    def of_split(self, split: Split, rows: list[Row], config: EvalConfig) -> list[Row]:
+        """The rows of a split, with what is measured of them; on rank 0."""
+        return rows
+
+    def report(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Print what is found, below the table; what the file of --json has of it; on rank 0."""
+        return {}
+
+
+NOTHING = Measure()
 
 
 def main(argv: Sequence[str]) -> None:
-    for flag, module in _OTHERS.items():
-        if has_flag(argv, flag):
-            return import_module(module).main(argv)
+    if has_flag(argv, "text"):
+        return import_module("txl.commands.score").main(argv)
     shown: dict[str, Any] = {"description": __doc__ or "", "first": MOST_USED}
     typed = read_flags(argv, *EVAL, DataConfig, **shown, elsewhere=_ELSEWHERE, presets="eval")
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         score_splits(*resolved(typed, ranks), ranks)
 
 
-def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, EvalConfig, Additions]:
+def resolved(
+    typed: Typed, ranks: Ranks, measure: Measure = NOTHING
+) -> tuple[LanguageModel, DataConfig, EvalConfig, Additions]:
     """The model, its text, and how that is scored.
 
     Raises `UsageError` on flags that do not go together.
@@ -79,13 +102,12 @@ def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, Eva
     idle = f"--dynamic {additions.dynamic.dynamic}: {why}; drop one of the two"
     require(config.borders == "cut" or not learns, idle)
     nothing = (
-        f"--pictures {config.pictures}: there is nothing to draw of one length; give several, or a"
-        " length study"
+        f"--pictures {config.pictures}: there is nothing to draw of one length; give several, or"
+        " --attention_by_distance"
     )
-    require(config.pictures is None or bool(pictures_of(config, Path())), nothing)
+    require(config.pictures is None or bool(pictures_of(config, Path(), measure.plots)), nothing)
     if "reset" not in typed and config.convention == "txl":
         config = dataclasses.replace(config, reset=lm.reading["reset"])
-    additions.disturb.require_reading(config.look_backs(lm.context), config.reset)
     if "batch_size" not in typed:
         config = dataclasses.replace(
             config, batch_size=default_streams(config, additions, lm, ranks)
@@ -115,24 +137,23 @@ def default_streams(
 def report(
     rows: Sequence[Row],
     gains: Sequence[Gain],
-    costs: Sequence[Cost],
     config: EvalConfig,
+    measure: Measure,
     **how: Any,
 ) -> None:
     """Print the tables and write the files; `how`: what was scored, and how."""
     print_remarks(rows)
-    for one in (*gains, *costs):
-        print_line(one.sentence())
+    for gain in gains:
+        print_line(gain.sentence())
     if config.borders == "both" and not gains:
         print_line("--borders both: compares memories; give --mem_len at least two lengths")
+    found = measure.report(rows)
     if config.token_losses:
         write_losses(Path(config.token_losses), [row.tokens for row in rows if row.tokens], **how)
     if config.json:
         if config.borders == "both":
             how["gains"] = [gain.as_dict() for gain in gains]
-        if costs:
-            how["costs"] = [cost.as_dict() for cost in costs]
-        write_results(Path(config.json), rows, **how)
+        write_results(Path(config.json), rows, **how, **found)
 
 
 def announce(corpus: Corpus, names: Sequence[str], config: EvalConfig, *, learns: bool) -> None:
@@ -164,19 +185,23 @@ def origin(
 
 
 def score_splits(
-    lm: LanguageModel, data: DataConfig, config: EvalConfig, additions: Additions, ranks: Ranks
+    lm: LanguageModel,
+    data: DataConfig,
+    config: EvalConfig,
+    additions: Additions,
+    ranks: Ranks,
+    measure: Measure = NOTHING,
 ) -> None:
     """Score splits with each context, their streams shared out over processes; rank 0 reports."""
     if additions.dynamic.is_on:  # each of its updates makes tensors of the size of all weights
         keep_freed_memory()
     ways = ways_of(config, lm.context)
     compares = config.borders == "both"
-    disturbs = additions.disturb.is_on
-    keeps_losses = compares or disturbs or config.token_losses is not None
+    keeps_losses = compares or measure.keeps_losses or config.token_losses is not None
     corpus = ranks.main_first(lambda: lm.corpus(data))
     names = corpus.held_out() if config.split == "all" else (config.split,)
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
-    pictures = pictures_of(config, lm.run or Path())
+    pictures = pictures_of(config, lm.run or Path(), measure.plots)
     if ranks.is_main:
         announce(corpus, names, config, learns=additions.dynamic.is_on)
         outputs = {"--json": config.json, "--token_losses": config.token_losses}
@@ -184,7 +209,6 @@ def score_splits(
         pictures = drawable(pictures, config)
     rows: list[Row] = []
     gains: list[Gain] = []
-    costs: list[Cost] = []
     with lm.used_as(config) as model:
 
         @functools.lru_cache(maxsize=1)  # one is large, and made from the training text
@@ -197,14 +221,14 @@ def score_splits(
                 additions, model, text, context, batch_size=config.batch_size, ranks=ranks
             )
 
-        def predictor_for(context: Context) -> Predictor:
+        def predictor_for(split: Split, config: EvalConfig, context: Context) -> Predictor:
             if additions.dynamic.reads_training_text:
                 return prepared_for(context)
             return prepared_for(ways[0][1])  # the same for all
 
-        adapted = None
+        adapted = measure.adapted(model, ranks)
         if additions.name:
-            adapted = Adapted(additions, predictor_for)
+            adapted = Adapted(additions.name, predictor_for, additions.warmup_segments)
         if ranks.is_main:
             print_line(HEAD)
         for name in names:
@@ -216,13 +240,12 @@ def score_splits(
             if compares and ranks.is_main:
                 which = {"trained": lm.context, "reset": config.reset}
                 gains += gains_of(of_split, split.sizes, starts=split.starts_if_any(), **which)
-            if disturbs and ranks.is_main:
-                starts = split.starts_if_any()
-                costs += costs_of(of_split, starts=starts, reset=config.reset)
+            if ranks.is_main:
+                of_split = measure.of_split(split, of_split, config)
             if not config.token_losses:
                 of_split = [dataclasses.replace(row, tokens=None) for row in of_split]
             rows += of_split
     if ranks.is_main:
-        report(rows, gains, costs, config, **origin(lm, corpus, names, config))
-        write_pictures(rows, pictures)
+        report(rows, gains, config, measure, **origin(lm, corpus, names, config))
+        write_pictures(rows, pictures, measure.plots)
         show_pictures(lm.run or Path(), pictures)

@@ -28,11 +28,9 @@ from txl.data_utils.segments import (
 )
 from txl.evaluation.config import ADDED, DEFAULTS, EvalConfig, ScoreConfig
 from txl.evaluation.conventions import DEALING, reading_of
-from txl.evaluation.measures.loss_by_position import LossByPosition
 from txl.evaluation.measures.token_losses import TokenLossWatch
 from txl.evaluation.reading import (
     Predictor,
-    Reading,
     evaluation_context,
     warmup_segments,
     within,
@@ -54,7 +52,6 @@ from txl.training.loop import Validation
 from txl.training.metrics import Metrics
 
 PLAIN = Additions()
-NO_STUDIES = {"loss_by_position": False, "attention_by_distance": False}
 Asked = TypeVar("Asked", EvalConfig, ScoreConfig)
 
 
@@ -141,6 +138,20 @@ class Split(NamedTuple):
         return cls(name, corpus.split(name), corpus.sizes(name), starts, between)
 
 
+class Adapted(NamedTuple):
+    """The model as it is read besides: with test-time methods, for example.
+
+    Attributes:
+        name: what is done, in words.
+        predictor: for a split and a way to read it. Raises `UsageError` if it cannot be read so.
+        warmup_segments: those needed in addition to the model's, for a context.
+    """
+
+    name: str
+    predictor: Callable[[Split, EvalConfig, Context], Predictor]
+    warmup_segments: Callable[[Context], int] = PLAIN.warmup_segments
+
+
 def score(
     model: TransformerXL,
     split: Split,
@@ -148,7 +159,7 @@ def score(
     config: EvalConfig,
     ranks: Ranks,
     *,
-    additions: Additions = PLAIN,
+    adapted: Adapted | None = None,
     predictor: Predictor | None = None,
     keeps_losses: bool = False,
     as_cut: Row | None = None,
@@ -157,21 +168,19 @@ def score(
 
     Args:
         config: with `borders` of one row, cut or aside.
-        predictor: the model with `additions`; None: the model.
+        adapted, predictor: the model as it is read besides; None: the model.
         keeps_losses: the row has the loss of each token.
         as_cut: with borders aside, the row of the same with borders cut, which has the loss of each
             token: those that stand late in their segments there are not read again.
     """
     borders = config.borders
     assert borders != "both", "these are two rows"
-    reading = _reading(model, split, context, config, additions, predictor)
-    watch = None
-    if config.loss_by_position:
-        if deals_sentences(split, config):
-            starts = None
-        else:
-            starts = split.starts_if_any()
-        watch = LossByPosition(reading.context, n_token=len(split.ids), starts=starts)
+    reading = reading_of(config.convention, model, context, n_token=len(split.ids))
+    if adapted is not None and predictor is not None:
+        n_warmup = reading.n_warmup + adapted.warmup_segments(reading.context)
+        reading = dataclasses.replace(
+            reading, n_warmup=n_warmup, predictor=predictor, added=adapted.name
+        )
     token_watch = None
     if keeps_losses:
         dealt = (
@@ -197,31 +206,12 @@ def score(
         ranks,
         counts=total_sums(streams, split.sizes),
         borders=borders,
-        watch=watch,
         token_watch=token_watch,
         with_attention=config.attention_by_distance,
     )
     if as_cut is None:
         return row
     return completed(row, as_cut)
-
-
-def _reading(
-    model: TransformerXL,
-    split: Split,
-    context: Context,
-    config: EvalConfig,
-    additions: Additions,
-    predictor: Predictor | None,
-) -> Reading:
-    """How `score` reads a split."""
-    reading = reading_of(config.convention, model, context, n_token=len(split.ids))
-    if predictor is None:
-        return reading
-    n_warmup = reading.n_warmup + additions.warmup_segments(reading.context)
-    return dataclasses.replace(
-        reading, n_warmup=n_warmup, predictor=predictor, added=additions.name
-    )
 
 
 def completed(shifted: Row, as_cut: Row) -> Row:
@@ -250,26 +240,15 @@ Way = tuple[EvalConfig, Context]
 
 def ways_of(config: EvalConfig, trained: Context) -> list[Way]:
     """The ways to read a split that a configuration asks for: each of its borders with each of its
-    lengths. Studies by length are of the text as it is cut.
+    lengths. Attention by distance is of the text as it is cut.
     """
     readings = [config]
     if config.borders == "both":
         readings = [
             dataclasses.replace(config, borders="cut"),
-            dataclasses.replace(config, borders="aside", **NO_STUDIES),
+            dataclasses.replace(config, borders="aside", attention_by_distance=False),
         ]
     return list(itertools.product(readings, config.look_backs(trained)))
-
-
-class Adapted(NamedTuple):
-    """Test-time methods.
-
-    Attributes:
-        predictor: the model with them, for a context.
-    """
-
-    additions: Additions
-    predictor: Callable[[Context], Predictor]
 
 
 def rows_of(
@@ -285,7 +264,7 @@ def rows_of(
     two of them share is read once where losses are kept, see `score`.
 
     Args:
-        adapted: in each way the split is read with these, too, without studies by length.
+        adapted: in each way the split is read so, too, without attention by distance.
         keeps_losses: rows have the loss of each token.
     """
     rows: list[Row] = []
@@ -295,15 +274,11 @@ def rows_of(
         )
         predictor = None
         if adapted is not None:  # before the text is read: a store or the text may be refused
-            predictor = adapted.predictor(context)
-            if adapted.additions.disturb.is_on:
-                how = _reading(model, split, context, config, adapted.additions, predictor)
-                streams = streams_of(split, how.context, config, ranks, n_warmup=how.n_warmup)
-                adapted.additions.disturb.require_apart(streams, how.context)
+            predictor = adapted.predictor(split, config, context)
         new = [rate(config=config, as_cut=_as_cut(rows, config, context))]
         if adapted is not None:
-            plain = dataclasses.replace(config, **NO_STUDIES)
-            new.append(rate(config=plain, additions=adapted.additions, predictor=predictor))
+            plain = dataclasses.replace(config, attention_by_distance=False)
+            new.append(rate(config=plain, adapted=adapted, predictor=predictor))
         for row in new:
             if ranks.is_main:
                 print_line(line_of(row))

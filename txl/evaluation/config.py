@@ -1,5 +1,5 @@
 """Settings of evaluations and reports: dataclasses whose fields are the flags of `txl eval`, `txl
-score`, `txl recl` and `txl report`.
+score` and `txl report`.
 """
 
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from txl.checkpoint import MemoryUse, ModelUse, OneModel, ReadsOn
 from txl.config import LENGTH, Context, option, require
-from txl.evaluation.test_time.disturbed import DisturbConfig
 from txl.evaluation.test_time.dynamic import DynamicConfig
 from txl.evaluation.test_time.knn import KnnConfig
 from txl.evaluation.test_time.mixture import CacheConfig
@@ -90,14 +89,10 @@ class EvalConfig(Lengths, OneModel):
     pictures: str | None = option(
         None, "directory for plots (default: that of --json; without --json the run's)"
     )
-    loss_by_position: bool = option(
-        False,
-        "loss by position in the segment and by distance from the document start; tables and"
-        " position.png",
-        section="Length studies besides perplexity",
-    )
     attention_by_distance: bool = option(
-        False, "attention of each head by distance, in a second pass over the text; attention.png"
+        False,
+        "attention of each head by distance, in a second pass over the text; attention.png",
+        section="What is kept besides perplexity",
     )
     token_losses: str | None = option(
         None,
@@ -117,14 +112,10 @@ class EvalConfig(Lengths, OneModel):
             f"--borders {self.borders}: --convention {self.convention} has its own way to cut a"
             " text; drop one of the two",
         )
-        if self.loss_by_position:
-            study = "loss_by_position"
-        else:
-            study = "attention_by_distance"
         require(
-            self.borders != "aside" or not (self.loss_by_position or self.attention_by_distance),
-            f"--{study}: is measured where tokens stand anywhere in their segments; give --borders"
-            " both, or leave --borders out",
+            self.borders != "aside" or not self.attention_by_distance,
+            "--attention_by_distance: is measured where tokens stand anywhere in their segments;"
+            " give --borders both, or leave --borders out",
         )
         require(
             self.token_losses is None or self.token_losses.endswith(".npz"),
@@ -169,61 +160,10 @@ class ScoreConfig(Lengths, ReadsOn):
             self._require_one_length(f"--each {self.each} prints totals of one")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReclConfig(Lengths):
-    """Which runs are compared, and at which lengths."""
-
-    recl: tuple[str, ...] = option(
-        (),
-        "relative effective context length of these runs or checkpoints on one split; a table and"
-        " recl.png",
-    )
-    recl_step: int = option(
-        100, "shortest context and step between context lengths, in tokens", minimum=1
-    )
-    recl_longest: int = option(1000, "longest context, in tokens", minimum=1)
-    recl_every: int = option(
-        8,
-        "start a new window every so many tokens, E; a context of c tokens is an average over those"
-        " of c - E + 1 to c, so 1 is exact, and slow",
-        minimum=1,
-    )
-    split: Literal["valid", "test", "all"] = option("all", "split to measure on: valid or test")
-    batch_size: int = option(10, "windows read in parallel", minimum=1)
-    pictures: str | None = option(
-        None, "directory for recl.png (default: that of --json; without --json the run's)"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.split != "all",
-            "--recl: is measured on one split; give --split valid or --split test",
-        )
-        self._require_one_length("--recl tries contexts of its own lengths")
-        require(
-            self.recl_every <= self.recl_step,
-            f"--recl_every {self.recl_every}: must be at most --recl_step ({self.recl_step}), or"
-            " contexts of two lengths would be equal",
-        )
-        require(
-            self.recl_longest >= 2 * self.recl_step,
-            f"--recl_longest {self.recl_longest}: at least two lengths are compared; use at least"
-            f" {2 * self.recl_step}",
-        )
-
-    @property
-    def context_lengths(self) -> tuple[int, ...]:
-        """Context lengths of RECL."""
-        return tuple(range(self.recl_step, self.recl_longest + 1, self.recl_step))
-
-
-ADAPTING = (DynamicConfig, CacheConfig, KnnConfig)
-"""Of test-time methods that adapt to a text."""
-ADDED = (*ADAPTING, DisturbConfig)
+ADDED = (DynamicConfig, CacheConfig, KnnConfig)
 """Of test-time methods."""
 EVAL = (EvalConfig, MemoryUse, *ADDED)
-SCORE = (ScoreConfig, MemoryUse, *ADAPTING)
+SCORE = (ScoreConfig, MemoryUse, *ADDED)
 """Whose fields are the flags of these programs, besides those of the text."""
 
 

@@ -2,15 +2,14 @@
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from txl.evaluation.config import EvalConfig, ReclConfig
-from txl.evaluation.measures.loss_by_position import centre, spans
-from txl.evaluation.measures.recl import THRESHOLD, Recl
+from txl.evaluation.config import EvalConfig
+from txl.evaluation.measures.bins import spans
 from txl.evaluation.rows import Row
 from txl.files import require_writable, written_whole
 from txl.runtime.log import perplexity, print_line
@@ -19,24 +18,34 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Plot = Callable[[Path, Sequence[Row]], None]
+"""Draws rows into a file."""
 _SIZE = (6.0, 4.0)
 _MOST_PIXELS = 2400
 _LEAST_SPAN = 0.02
 """Of an axis of perplexity, relative to its level."""
-_GAINS = (0.5, 1, 2, 5, 10, 20, 50, 100)
-"""Percent, beside the axis of gains."""
 _LOG = logging.getLogger(__name__)
 
 
-def pictures_of(config: EvalConfig, run: Path) -> list[Path]:
-    """The plots of an evaluation of splits: those requested, and `context.png` if there are several
-    lengths.
+class Pictured(Protocol):
+    """Settings that say where pictures go."""
+
+    @property
+    def pictures(self) -> str | None: ...
+
+    @property
+    def json(self) -> str | None: ...
+
+
+def pictures_of(config: EvalConfig, run: Path, more: Collection[str]) -> list[Path]:
+    """The plots of an evaluation of splits: those requested, `context.png` if there are several
+    lengths, and more by name.
     """
     several = len(config.mem_len) > 1 or len(config.tgt_len) > 1
     wanted = {
         "context.png": several,
-        "position.png": config.loss_by_position,
         "attention.png": config.attention_by_distance,
+        **dict.fromkeys(more, True),
     }
     folder = picture_folder(config, run)
     return [unused(folder / name) for name, is_wanted in wanted.items() if is_wanted]
@@ -54,7 +63,7 @@ def unused(path: Path) -> Path:
     return place
 
 
-def picture_folder(config: EvalConfig | ReclConfig, run: Path) -> Path:
+def picture_folder(config: Pictured, run: Path) -> Path:
     """The folder of plots: --pictures, else that of --json, else the run's."""
     if config.pictures is not None:
         return Path(config.pictures)
@@ -64,7 +73,7 @@ def picture_folder(config: EvalConfig | ReclConfig, run: Path) -> Path:
     return Path(config.json).parent
 
 
-def drawable(paths: Sequence[Path], config: EvalConfig | ReclConfig) -> list[Path]:
+def drawable(paths: Sequence[Path], config: Pictured) -> list[Path]:
     """The plots that can be written; none, with a warning, if the default folder is read-only.
     Raises `OSError` if a folder given by a flag cannot be written to.
     """
@@ -81,15 +90,11 @@ def drawable(paths: Sequence[Path], config: EvalConfig | ReclConfig) -> list[Pat
     return list(paths)
 
 
-def write_pictures(rows: Sequence[Row], paths: Iterable[Path]) -> None:
-    """Draw the plots named by `pictures_of`."""
-    plots = {
-        "context": plot_context,
-        "position": plot_losses,
-        "attention": plot_attention,
-    }
+def write_pictures(rows: Sequence[Row], paths: Iterable[Path], more: Mapping[str, Plot]) -> None:
+    """Draw the plots named by `pictures_of`; `more`: by file name."""
+    plots = {"context.png": plot_context, "attention.png": plot_attention, **more}
     for path in paths:
-        plots[path.stem.partition("-")[0]](path, rows)
+        plots[path.stem.partition("-")[0] + path.suffix](path, rows)
         print_line(f"| picture: {path}")
 
 
@@ -105,7 +110,7 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
         against = "tgt_len"
         other = "mem_len"
         what = "segment"
-    figure, (axes,) = _figure(1)
+    figure, (axes,) = new_figure(1)
     curves = dict.fromkeys((row.split, getattr(row.context, other), row.manner) for row in rows)
     several = len({length for _, length, _ in curves}) > 1
     lengths = sorted({getattr(row.context, against) for row in rows})
@@ -124,7 +129,7 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
         drawn += points
     axes.margins(y=0.15)
-    _widen(axes, [y for _, y in drawn])
+    widen(axes, [y for _, y in drawn])
     shown = _apart(axes, lengths)
     axes.set_xticks(shown, [str(m) for m in shown], minor=False)
     axes.set_xticks([], minor=True)
@@ -141,8 +146,8 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
                 ha="center",
                 fontsize=8,
             )
-    _finish(axes, f"{what} (tokens)", "perplexity", _gain_claim(rows, against, what))
-    _save(figure, path, legend_of=axes)
+    finish(axes, f"{what} (tokens)", "perplexity", _gain_claim(rows, against, what))
+    save(figure, path, legend_of=axes)
 
 
 def _gain_claim(rows: Sequence[Row], against: str, what: str) -> str:
@@ -158,7 +163,7 @@ def _gain_claim(rows: Sequence[Row], against: str, what: str) -> str:
     return f"{what} {longest} in place of {shortest}: {abs(saved):.1f} % {word} perplexity"
 
 
-def _widen(axes: "Axes", levels: Sequence[float]) -> None:
+def widen(axes: "Axes", levels: Sequence[float]) -> None:
     """Let the axis span a fiftieth of what it shows at least: noise does not fill a picture."""
     middle = (min(levels) + max(levels)) / 2
     bottom, top = axes.get_ylim()
@@ -180,78 +185,6 @@ def _apart(axes: "Axes", lengths: Sequence[int]) -> list[int]:
     return sorted(shown)
 
 
-def plot_losses(path: Path, rows: Sequence[Row]) -> None:
-    """Nats per token by position in the segment and by distance from the document start, one curve
-    per row, of the shortest memory and the longest one of each split. The area of a point grows
-    with the tokens of its bin: those of small ones are noise.
-    """
-    titles = {"position": "position in the segment", "distance": "tokens since the document began"}
-    names = []
-    for name in titles:
-        if any(name in row.losses for row in rows):
-            names.append(name)
-    figure, panels = _figure(len(names))
-    for name, axes in zip(names, panels, strict=True):
-        measured = _ends([row for row in rows if name in row.losses])
-        for row in measured:
-            bins = row.losses[name].as_dicts()
-            middle = []
-            for one in bins:
-                middle.append(centre(one["from"], one["to"]) - 1)
-            nats = [one["nats_per_token"] for one in bins]
-            (line,) = axes.plot(middle, nats, lw=1, label=row.label)
-            axes.scatter(
-                middle, nats, s=_areas([one["tokens"] for one in bins]), color=line.get_color()
-            )
-        axes.set_xscale("symlog", linthresh=1)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlim(left=-0.1)
-        _finish(axes, f"{titles[name]}, from 0", "nats per token", _claim_of(measured, name))
-    _save(figure, path, legend_of=panels[0])
-
-
-def _ends(rows: Sequence[Row]) -> list[Row]:
-    """Of each split and segment length the rows of the shortest memory and of the longest one:
-    those between lie on one another.
-    """
-    groups: dict[tuple[str, int, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.split, row.context.tgt_len, row.manner), []).append(row)
-    ends: list[Row] = []
-    for group in groups.values():
-        by_memory = sorted(group, key=lambda row: row.context.mem_len)
-        ends.append(by_memory[0])
-        if len(by_memory) > 1:
-            ends.append(by_memory[-1])
-    return ends
-
-
-def _claim_of(rows: Sequence[Row], name: str) -> str:
-    """What the curves of one split show: the loss at both ends of the axis, with the longest memory
-    in place of the shortest.
-    """
-    where = {"position": ("the first token", "the last"), "distance": ("the start", "the end")}
-    shortest = rows[0]
-    longest = rows[-1]
-    if len(rows) != 2 or shortest.split != longest.split:
-        return f"Loss by {name}"
-    before = shortest.losses[name].as_dicts()
-    after = longest.losses[name].as_dicts()
-    first = after[0]["nats_per_token"] - before[0]["nats_per_token"]
-    last = after[-1]["nats_per_token"] - before[-1]["nats_per_token"]
-    begin, end = where[name]
-    return (
-        f"Memory {longest.context.mem_len} in place of {shortest.context.mem_len}:"
-        f" {first:+.2f} nats at {begin}, {last:+.2f} at {end}"
-    )
-
-
-def _areas(tokens: Sequence[int]) -> np.ndarray:
-    """Of the markers of bins, in points squared: at most that of a usual one."""
-    count_K = np.asarray(tokens, dtype=np.float64)
-    return np.maximum(1.0, 36 * count_K / count_K.max())
-
-
 def plot_attention(path: Path, rows: Sequence[Row]) -> None:
     """Heat maps of attention by distance, heads of all layers, a pair for the longest memory of
     each split and segment length: the share of each bin, and the probability of a key in it. After
@@ -265,7 +198,7 @@ def plot_attention(path: Path, rows: Sequence[Row]) -> None:
             longest[row.split, row.context.tgt_len] = row
     measured = list(longest.values())
     n_pair = 1 if len(measured) < 4 else 2  # side by side
-    figure, panels = _figure(
+    figure, panels = new_figure(
         2 * n_pair, n_row=-(-len(measured) // n_pair), height=_height(measured)
     )
     for axes in panels[2 * len(measured) :]:
@@ -300,7 +233,7 @@ def plot_attention(path: Path, rows: Sequence[Row]) -> None:
                 axes.axhline(layer * n_head - 0.5, color="black", lw=0.5)
             axes.set(xlabel="distance (tokens)", ylabel="layer, its heads below each other")
             axes.set_title(f"{row.label}: {_far_share(row)}", fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _far_share(row: Row) -> str:
@@ -315,56 +248,14 @@ def _far_share(row: Row) -> str:
     return f"{share:.0%} of it goes {bins[far[0]][0]} tokens back or further"
 
 
-def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
-    """Gain from longer contexts at the smallest share r, in percent, and perplexity by context
-    length, one curve per model: after figures 3 and 4 of Dai et al. 2019. The RECL is where a gain
-    falls below the line of 1 %.
-    """
-    figure, (gain, level) = _figure(2)
-    share = min(range(len(result.shares)), key=lambda k: result.shares[k])
-    for i, name in enumerate(run_names(names)):
-        gain.plot(result.lengths[:-1], 100 * result.gains[i, share], marker=".", label=name)
-        level.plot(
-            result.lengths,
-            [perplexity(n) for n in result.nats_per_token[i].tolist()],
-            marker=".",
-            label=name,
-        )
-    title = (
-        f"What {result.lengths[1] - result.lengths[0]} more tokens bring, r ="
-        f" {result.shares[share]}"
-    )
-    gain.axhline(100 * THRESHOLD, color="black", lw=0.8, ls="--")
-    gain.set_yscale("symlog", linthresh=100 * THRESHOLD)
-    largest = 100 * float(result.gains[:, share].max())
-    gain.set_yticks([0, *(tick for tick in _GAINS if tick <= 2 * largest)], minor=False)
-    gain.yaxis.set_major_formatter("{x:g}")
-    gain.set_yticks([], minor=True)
-    _finish(gain, "context before (tokens)", "relative gain (%)", title)
-    _widen(level, [perplexity(n) for n in result.nats_per_token.flatten().tolist()])
-    _finish(level, "context (tokens)", "perplexity", "Perplexity as the context grows")
-    _save(figure, path, legend_of=gain)
-
-
-def run_names(paths: Sequence[str]) -> list[str]:
-    """The shortest path suffixes that are distinct."""
-    names = list(paths)
-    parts = [Path(path).resolve().parts for path in paths]
-    for n in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(one[-n:]) for one in parts]
-        if len(set(names)) == len(set(parts)):
-            break
-    return names
-
-
 def plot_curve(path: Path, curve: Sequence[tuple[int, float]]) -> None:
     """Perplexity of the valid split over the tokens read: pairs of tokens and nats per token."""
-    figure, (axes,) = _figure(1)
+    figure, (axes,) = new_figure(1)
     axes.plot([tokens for tokens, _ in curve], [perplexity(nats) for _, nats in curve], marker=".")
     axes.set_yscale("log")
     _number_plainly(axes)
-    _finish(axes, "tokens read", "perplexity", "Perplexity of the valid split in training")
-    _save(figure, path)
+    finish(axes, "tokens read", "perplexity", "Perplexity of the valid split in training")
+    save(figure, path)
 
 
 def _number_plainly(axes: "Axes") -> None:
@@ -376,22 +267,24 @@ def _number_plainly(axes: "Axes") -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _figure(
+def new_figure(
     n_column: int, *, n_row: int = 1, height: float = _SIZE[1]
 ) -> tuple["Figure", list["Axes"]]:
+    """A figure with so many panels."""
     from matplotlib.figure import Figure  # takes a second to import
 
     figure = Figure(figsize=(_SIZE[0] * n_column, height * n_row), layout="constrained")
     return figure, list(figure.subplots(n_row, n_column, squeeze=False).flat)
 
 
-def _finish(axes: "Axes", x: str, y: str, title: str) -> None:
+def finish(axes: "Axes", x: str, y: str, title: str) -> None:
+    """Names of the axes, a title and a grid."""
     axes.set(xlabel=x, ylabel=y)
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
 
 
-def _save(figure: "Figure", path: Path, *, legend_of: "Axes | None" = None) -> None:
+def save(figure: "Figure", path: Path, *, legend_of: "Axes | None" = None) -> None:
     """Write a plot of at most _MOST_PIXELS in each direction, with the legend below the panels."""
     if legend_of is not None:
         handles, labels = legend_of.get_legend_handles_labels()

@@ -56,24 +56,6 @@ def _bits(value: float | None) -> str:
     return f"{value:.4f}"
 
 
-def loss_tables(row: Row) -> str:
-    """Nats per token by position and by distance, as text; empty if not measured."""
-    titles = {
-        "position": "position in the segment, from 0",
-        "distance": "tokens since the document began, from 0",
-    }
-    lines = []
-    for name, losses in row.losses.items():
-        lines.append(f"{row.label}: {titles[name]}")
-        lines.append(f"{'from':>9} {'to':>9} {'tokens':>9} {'loss':>8} {'perplexity':>11}")
-        for one in losses.as_dicts():
-            lines.append(
-                f"{one['from']:>9} {one['to']:>9} {one['tokens']:>9} {one['nats_per_token']:>8.4f} "
-                f"{perplexity(one['nats_per_token']):>11.3f}"
-            )
-    return "\n".join(lines)
-
-
 def counted(row: Row) -> str:
     """The counts of a split in one line."""
     score = row.score
@@ -99,19 +81,11 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def print_remarks(rows: Sequence[Row]) -> None:
-    """Print what stands below the table: losses by position, the counts of each split, and where a
-    figure is not what it seems.
+    """Print what stands below the table: the counts of each split, and where a figure is not what it
+    seems.
     """
-    for row in rows:
-        if row.losses:
-            print_line(loss_tables(row))
     for row in {row.split: row for row in rows}.values():
         print_line(counted(row))
-        if row.losses and "distance" not in row.losses:
-            print_line(
-                f"{row.split}: no headings like '= Title =', so no loss by distance since the"
-                " document began"
-            )
     for row in {row.split: row for row in rows if row.note_of_unknown}.values():
         print_line(f"{row.split}: {row.note_of_unknown}")
     if any(row.borders == "aside" for row in rows):

@@ -1,4 +1,4 @@
-"""A row of the results: one text at one context setting, with score, time, memory and studies."""
+"""A row of the results: one text at one context setting, with score, time and memory."""
 
 import dataclasses
 import time
@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from txl.config import Context
 from txl.evaluation.measures.attention import AttentionByDistance, attention_by_distance
-from txl.evaluation.measures.loss_by_position import BinnedLoss, LossByPosition
 from txl.evaluation.measures.token_losses import TokenLosses, TokenLossWatch
 from txl.evaluation.reading import Reading, ScoredRows, Segments
 from txl.evaluation.score import Score, evaluate, require_finite, score_text
@@ -31,13 +30,12 @@ class Row:
     Attributes:
         seconds: scoring time.
         peak_bytes: peak memory of a process during scoring; None if it cannot be measured.
-        losses: loss by `position` and by `distance`, see
-            `txl.evaluation.measures.loss_by_position`.
         attention: attention by distance, if measured.
         tokens: the loss of each token, if kept.
         added: test-time methods in use; empty for the plain model.
         unlike: as in `Reading`.
         borders: cut: tokens stand anywhere in their segments; aside: late in them, see `--borders`.
+        measured: what else is known of it, JSON-ready, by name.
     """
 
     split: str
@@ -45,12 +43,12 @@ class Row:
     score: Score
     seconds: float
     peak_bytes: int | None = None
-    losses: dict[str, BinnedLoss] = field(default_factory=dict)
     attention: AttentionByDistance | None = None
     tokens: TokenLosses | None = None
     added: str = ""
     unlike: str = ""
     borders: str = "cut"
+    measured: dict[str, Any] = field(default_factory=dict)
 
     @property
     def manner(self) -> str:
@@ -103,8 +101,8 @@ class Row:
             "seconds": self.seconds,
             "tokens_per_second": score.tokens / self.seconds,
             "peak_bytes": self.peak_bytes,
-            **{f"loss_by_{name}": losses.as_dicts() for name, losses in self.losses.items()},
             **({"attention_by_distance": self.attention.as_dict()} if self.attention else {}),
+            **self.measured,
         }
 
 
@@ -117,7 +115,6 @@ def row_of_split(
     *,
     counts: Mapping[str, int],
     borders: str = "cut",
-    watch: LossByPosition | None = None,
     token_watch: TokenLossWatch | None = None,
     with_attention: bool = False,
 ) -> Row:
@@ -127,7 +124,6 @@ def row_of_split(
         streams: those of this process.
         counts: words, lines, ... of this process's targets; see `Score`.
         borders: how the streams are cut, as in `Row`.
-        watch: accumulates loss by position.
         token_watch: keeps the loss of each token.
         with_attention: read the split a second time for attention by distance.
     """
@@ -135,15 +131,11 @@ def row_of_split(
     n_segment = sum(map(len, streams))
     start = time.perf_counter()
     peak = PeakMemory(ranks.device)
-    watches = []
-    for one in (watch, token_watch):
-        if one is not None:
-            watches.append(one)
     name = f"{split} mem_len {reading.asked.mem_len}" + " borders aside" * (borders == "aside")
     with progress(name, n_segment, shown=ranks.is_main) as bar:
         shares = []
         for stream in streams:
-            shares.append(_watched(stream, reading, model, watches, bar))
+            shares.append(_watched(stream, reading, model, token_watch, bar))
     score = dataclasses.replace(Score.total(shares), **counts).over(ranks)
     require_in_range(torch.tensor(score.nats), ranks.device)
     require_finite(score.nats, split)
@@ -161,7 +153,6 @@ def row_of_split(
         score,
         seconds,
         peak_bytes=max(peaks) if len(peaks) == ranks.world else None,
-        losses=watch.over(ranks) if watch else {},
         attention=attention,
         tokens=token_watch.over(ranks) if token_watch else None,
         added=reading.added,
@@ -174,18 +165,15 @@ def _watched(
     stream: ScoredRows,
     reading: Reading,
     model: TransformerXL,
-    watches: Sequence[LossByPosition | TokenLossWatch],
+    watch: TokenLossWatch | None,
     bar: tqdm,
 ) -> Score:
-    """The score of a stream, whose segments and nats are shown to all that watch."""
+    """The score of a stream, whose segments and nats are shown to the watch."""
     segments: Segments = ticking(stream, bar)
-    for one in watches:
-        segments = one.segments(segments, stream.first_B)
-
-    def observe(nll_N: Tensor) -> None:
-        for one in watches:
-            one.add(nll_N)
-
+    observe = None
+    if watch is not None:
+        segments = watch.segments(segments, stream.first_B)
+        observe = watch.add
     return evaluate(model, segments, reading.context, predictor=reading.predictor, observe=observe)
 
 

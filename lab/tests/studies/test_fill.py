@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from lab.studies.figures import Figures
+from lab.studies.fill import STRICT, main
+from lab.studies.page_numbers import like
+from lab.studies.page_tables import KINDS, table_of
+from lab.studies.tables import as_markdown
 from tests.forks import ROOT
 from txl.cli.run import run
 from txl.errors import UsageError
-from txl.studies.figures import Figures
-from txl.studies.fill import STRICT, main
-from txl.studies.page_numbers import like
-from txl.studies.page_tables import KINDS, table_of
-from txl.studies.tables import as_markdown
 
 BINS = [(0, 1, 2, 5.0), (2, 3, 6, 4.0), (4, 9, 10, 3.0)]
 
@@ -315,7 +315,7 @@ def test_a_check_says_what_differs_and_writes_nothing(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "| page.md:3: table of study.json: differs"
     assert lines[1].startswith('| page.md:7: 0.00 is 92.00 by mean("b, c", "test") of study.json')
-    assert lines[-1] == "| page.md: differs; python -m txl.studies.fill page.md writes it"
+    assert lines[-1] == "| page.md: differs; python -m lab.studies.fill page.md writes it"
     wrong = filled(page).replace("92.00 after", "92.01 after").replace("92.00 =", "92.01 =")
     assert filled(wrong, "--check", status=1) == wrong
 
@@ -402,7 +402,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(
     page: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("page.md").write_text(page)
-    monkeypatch.setattr(sys, "argv", ["txl.studies.fill", "page.md"])
+    monkeypatch.setattr(sys, "argv", ["lab.studies.fill", "page.md"])
     with pytest.raises(SystemExit) as stop:
         run(main)
     out, complaint = capsys.readouterr()

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from lab.studies.contrasts import Noted
+from lab.studies.plan import Contrast, Study
+from lab.studies.report import Findings, as_json
+from lab.studies.results import Row, RunFigures, compared
 from tests.forks import ROOT
 from tests.studies.test_statistics import STUDY, as_noted, row
 from txl.runtime.records import json_text
-from txl.studies.contrasts import Noted
-from txl.studies.plan import Contrast, Study
-from txl.studies.report import Findings, as_json
-from txl.studies.results import Row, RunFigures, compared
 
 FILES = []
 for path in sorted((ROOT / "studies" / "results").glob("*.json")):

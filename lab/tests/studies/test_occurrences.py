@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.studies.occurrences import main
 from tests.studies.test_runner import write_splits
 from txl.config import UsageError
 from txl.evaluation.measures.token_losses import TokenLosses, write_losses
-from txl.studies.occurrences import main
 
 STUDY = """
 seeds = [1, 2]

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.studies.plan import read_study, tasks, words
 from tests.cli.test_flags import read
 from tests.forks import ROOT
 from txl import ModelConfig, TransformerXL
 from txl.config import UsageError, build
 from txl.evaluation.config import EvalConfig
-from txl.studies.plan import read_study, tasks, words
 from txl.training.config import TrainConfig
 
 GOOD = """

@@ -17,6 +17,15 @@ from typing import IO, Any
 
 import pytest
 
+from lab.studies import contrasts as notes
+from lab.studies import page, report, runner
+from lab.studies.__main__ import main
+from lab.studies.checks import expected_columns, require_texts
+from lab.studies.figures import Figures
+from lab.studies.page_tables import table_of
+from lab.studies.plan import Study, Task, read_study
+from lab.studies.results import RunFigures, best_row, tokens_until
+from lab.studies.runner import TaskError, _program, keeps_losses, next_value, run_study
 from tests.conftest import long_test
 from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
 from tests.resume.runs import resumed_from
@@ -24,15 +33,6 @@ from tests.stand_ins import write_program
 from txl.config import UsageError
 from txl.runtime.lock import Lock
 from txl.runtime.signals import GO_ON
-from txl.studies import contrasts as notes
-from txl.studies import page, report, runner
-from txl.studies.__main__ import main
-from txl.studies.checks import expected_columns, require_texts
-from txl.studies.figures import Figures
-from txl.studies.page_tables import table_of
-from txl.studies.plan import Study, Task, read_study
-from txl.studies.results import RunFigures, best_row, tokens_until
-from txl.studies.runner import TaskError, _program, keeps_losses, next_value, run_study
 from txl.training.step import TrainState
 
 STUDY = """
@@ -860,7 +860,7 @@ def test_a_study_whose_runner_was_killed_in_a_training_goes_on_with_it(
     (tmp_path / "sitecustomize.py").write_text(TRAPPED)
     trap = {"at": ["step", 15], "send": signal.SIGKILL, "to": to, "once": str(tmp_path / "killed")}
     own = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "TRAP": json.dumps(trap)}
-    words = [sys.executable, "-m", "txl.studies", str(real), "--folder", str(tmp_path / "out")]
+    words = [sys.executable, "-m", "lab.studies", str(real), "--folder", str(tmp_path / "out")]
     statuses = []
     for _ in range(2):
         with (tmp_path / "log").open("ab") as out:

@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from txl.studies.contrasts import Noted
-from txl.studies.plan import Contrast, Study
-from txl.studies.report import draw
-from txl.studies.results import Row, RunFigures, compared
-from txl.studies.statistics import Comparison, comparison, corrected, detectable, estimate
-from txl.studies.tables import Table, as_latex, as_markdown, comparisons_table
+from lab.studies.contrasts import Noted
+from lab.studies.plan import Contrast, Study
+from lab.studies.report import draw
+from lab.studies.results import Row, RunFigures, compared
+from lab.studies.statistics import Comparison, comparison, corrected, detectable, estimate
+from lab.studies.tables import Table, as_latex, as_markdown, comparisons_table
 
 STUDY = Study("s", "S", (1, 2, 3), {"base": {}, "other": {}}, {}, "base")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from txl.attention_rules.softmax import logits
 from txl.config import Context, require
-from txl.evaluation.measures.loss_by_position import bin_of, log_edges, spans
+from txl.evaluation.measures.bins import bin_of, log_edges, spans
 from txl.evaluation.reading import Predictor, Segments, warmup_segments
 from txl.evaluation.score import evaluate
 from txl.inference.frozen import Frozen

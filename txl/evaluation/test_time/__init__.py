@@ -4,10 +4,6 @@ ask for.
 DynamicEvaluation   gradient steps on the evaluated text                   Krause et al. 2018, 2019
 ContinuousCache     recent words, retrieved by similar hidden states       Grave et al. 2017
 NearestNeighbours   words of the training text, retrieved the same way     Khandelwal et al. 2020
-
-and one that asks what the memory is used for:
-
-DisturbedMemory     older states in another order, or of another text      Khandelwal et al. 2018
 """
 
 import errno
@@ -19,11 +15,6 @@ import numpy as np
 
 from txl.config import Context, require
 from txl.evaluation.reading import Predictor, ScoredRows, warmup_segments, within
-from txl.evaluation.test_time.disturbed import (
-    DisturbConfig,
-    DisturbedMemory,
-    require_disturbs,
-)
 from txl.evaluation.test_time.dynamic import (
     RMS,
     DynamicConfig,
@@ -51,7 +42,6 @@ class Additions(NamedTuple):
     dynamic: DynamicConfig = DynamicConfig()
     cache: CacheConfig = CacheConfig()
     knn: KnnConfig = KnnConfig()
-    disturb: DisturbConfig = DisturbConfig()
 
     @property
     def name(self) -> str:
@@ -67,12 +57,6 @@ class Additions(NamedTuple):
         )
         for method in self:
             method.check(dtype, world)
-        others = " + ".join(one.name for one in self if one.is_on and one is not self.disturb)
-        require(
-            not (self.disturb.is_on and others),
-            f"--disturb {self.disturb.disturb}: asks what the model owes to its memory alone; drop"
-            f" it, or {others}",
-        )
 
     @property
     def read_training_text(self) -> bool:
@@ -119,10 +103,6 @@ def prepared(
     Raises:
         UsageError: if the store belongs to another model or text, or does not fit on the disk.
     """
-    if additions.disturb.is_on:
-        require_disturbs(model, additions.disturb)
-        # of one that is `Frozen` itself, hidden states are read and not its losses
-        return Mixture(DisturbedMemory(model, additions.disturb), ())
     sources: list[Source] = []
     if additions.cache.is_on:
         sources.append(ContinuousCache(model, additions.cache))
