@@ -2,7 +2,7 @@
 
     python -m benchmarks.graph [--updates 100] [--json FILE]
 
-The model of docs/results.md (4 x 256, SwiGLU, 20,000 words in clusters) reads random words in segments of 64 over a
+The model of lab/docs/results.md (4 x 256, SwiGLU, 20,000 words in clusters) reads random words in segments of 64 over a
 memory of 192, and Muon updates it. Prints ms an update, after 40 that are not counted.
 """
 

@@ -1,6 +1,6 @@
 """What each memory of a study of a pretrained decoder holds and takes, and the picture of the study.
 
-    python -m benchmarks.pretrained_memories models/smollm2 --text FILE [--study studies/pretrained.toml] [--json FILE]
+    python -m benchmarks.pretrained_memories models/smollm2 --text FILE [--study lab/study_files/pretrained.toml] [--json FILE]
     python -m benchmarks.pretrained_memories --results FILE [FILE ...] --costs FILE --plot FILE
 
 A memory is given to the decoder as it is, with the lengths that a row of the study has at each size, and reads FILE one
@@ -46,7 +46,7 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", help="a folder of Hugging Face")
     parser.add_argument("--text", metavar="FILE")
-    parser.add_argument("--study", type=Path, default=Path("studies/pretrained.toml"))
+    parser.add_argument("--study", type=Path, default=Path("lab/study_files/pretrained.toml"))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument(
         "--results",

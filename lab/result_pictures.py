@@ -1,6 +1,6 @@
-"""Draw the pictures of docs/results.md from the files of results that the page quotes.
+"""Draw the pictures of lab/docs/results.md from the files of results that the page quotes.
 
-    python -m benchmarks.result_pictures [--folder docs/pictures]
+    python -m lab.result_pictures [--folder lab/docs/pictures]
 
 Points are single trainings, bars means over the seeds; points with an interval are contrasts of a study.
 """
@@ -14,8 +14,8 @@ from lab.studies.figures import Figures
 from lab.studies.occurrences import Group
 from txl.files import written_whole
 
-RESULTS = Path(__file__).parents[1] / "studies" / "results"
-PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+RESULTS = Path(__file__).with_name("results")
+PICTURES = Path(__file__).parent / "docs" / "pictures"
 BUDGETS = (2, 6, 20)
 """Tokens of a training, in millions."""
 READINGS = {

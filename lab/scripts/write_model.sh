@@ -2,12 +2,12 @@
 # shellcheck disable=SC2034,SC2154 # launch.sh reads what is set here, and sets root and python
 # A model worth having: trained on data/wikipedia (train.txt, valid.txt, test.txt in WikiText-103's format), measured and
 # asked for samples; weights, vocabulary and card are then in runs/wikipedia_model/txl-wikipedia-16m.
-# scripts/write_model.sh [flags of train.py]; started again it goes on where it was stopped. NPROC=2: in two processes.
+# lab/scripts/write_model.sh [flags of train.py]; started again it goes on where it was stopped. NPROC=2: in two processes.
 set -euo pipefail
 
-script=scripts/write_model.sh name=wikipedia
+script=lab/scripts/write_model.sh name=wikipedia
 # shellcheck source=scripts/launch.sh disable=SC1091 # without -x it is not followed
-source "$(dirname "$0")/launch.sh"
+source "$(dirname "$0")/../../scripts/launch.sh"
 cd "$root" # so that the card has no paths of this machine
 run=runs/wikipedia_model
 

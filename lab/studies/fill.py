@@ -1,5 +1,5 @@
 """Write the tables and numbers of Markdown pages from files of results: what stands between the
-markers of a page becomes what the files give. docs/studies.md describes the markers.
+markers of a page becomes what the files give. lab/docs/studies.md describes the markers.
 
 python -m lab.studies.fill PAGE.md ...
 """

@@ -2,7 +2,7 @@
 comment after the paragraph, and the numbers that have none.
 
     It is at 114.6 beside 118.7.
-    <!-- numbers: studies/results/recurrence_pays.json
+    <!-- numbers: lab/results/recurrence_pays.json
     114.6 = mean("with, 6M", "best memory")
     118.7 = mean("without, 6M", "best memory")
     -->

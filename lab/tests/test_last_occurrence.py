@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from txl.config import UsageError
-from txl.evaluation.measures.token_losses import (
+from lab.measures.last_occurrence import (
     PLACES,
-    TokenLosses,
     by_occurrence,
     distance_to_last,
     frequency_edges,
     places,
 )
+from txl.config import UsageError
+from txl.evaluation.measures.token_losses import TokenLosses
 
 DICE = np.random.default_rng(0)
 IDS = DICE.integers(0, 30, 200)

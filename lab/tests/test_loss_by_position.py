@@ -1,62 +1,26 @@
 """Loss by position: the bins sum to what the evaluation counted, whatever it is cut into."""
 
-from typing import Any, ClassVar
+from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pytest
-import torch
 
+from lab.measures.loss_by_position import BinnedLoss, losses_by_place
+from tests.cli.conftest import Here, Trained
+from tests.cli.test_training import of_articles
 from tests.laws.conftest import build
-from txl import Context, TransformerXL
-from txl.data_utils.segments import scoring_stream
-from txl.evaluation.measures.loss_by_position import BinnedLoss, LossByPosition
-from txl.evaluation.reading import warmup_segments
-from txl.evaluation.score import Score, evaluate
-from txl.runtime.distributed import Ranks
+from tests.measures.test_token_losses import CONTEXTS, IDS, nats_by_the_book, watched
+from txl import Context
 
-IDS = np.random.default_rng(0).integers(0, 50, 151)
+__all__ = ["of_articles"]
 STARTS = np.array([20, 21, 90])
-CONTEXTS = [
-    Context(tgt_len=4, mem_len=6),
-    Context(tgt_len=13, mem_len=0),
-    Context(tgt_len=5, mem_len=4, ext_len=3),
-    Context(tgt_len=200, mem_len=6),
-]
-ALONE = Ranks(0, 1, torch.device("cpu"))
-
-
-def measured(
-    model: TransformerXL, context: Context, *, batch_size: int, starts: np.ndarray | None = STARTS
-) -> tuple[Score, dict[str, BinnedLoss]]:
-    stream = scoring_stream(
-        IDS,
-        batch_size=batch_size,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        n_warmup=warmup_segments(model.config.n_layer, context),
-    )
-    watch = LossByPosition(context, n_token=len(IDS), starts=starts)
-    score = evaluate(model, watch.segments(stream, stream.first_B), context, observe=watch.add)
-    return score, watch.over(ALONE)
-
-
-def nats_by_the_book(model: TransformerXL, context: Context) -> dict[int, float]:
-    """Nats of each token by its place in the text, read in one row."""
-    ids, memory, nats = torch.from_numpy(IDS), None, {}
-    for begin in range(0, len(IDS) - 1, context.tgt_len):
-        piece = ids[begin : begin + context.tgt_len + 1]
-        first = max(0, begin - context.ext_len)
-        hidden, memory = model(ids[None, first : begin + len(piece) - 1], memory, context)
-        logprob = model.log_prob(hidden[0, begin - first :]).detach()
-        nats |= {begin + 1 + i: -float(logprob[i, token]) for i, token in enumerate(piece[1:])}
-    return nats
 
 
 @pytest.mark.parametrize("context", CONTEXTS, ids=str)
 def test_each_bin_is_a_sum_over_a_plain_loop(context: Context) -> None:
-    """Of the losses that are had without watching."""
     model = build("pre_lnorm_adaptive", n_layer=2)
-    score, tables = measured(model, context, batch_size=3)
+    tables = losses_by_place(watched(model, context), STARTS)
     nats = nats_by_the_book(model, context)
     position = {place: (place - 1) % context.tgt_len for place in nats}
     distance = {
@@ -64,18 +28,17 @@ def test_each_bin_is_a_sum_over_a_plain_loop(context: Context) -> None:
     }
     assert tables.keys() == {"position", "distance"}
     for name, value in {"position": position, "distance": distance}.items():
-        assert sum(tables[name].tokens_K) == score.tokens == len(IDS) - 1
-        assert sum(tables[name].nats_K) == pytest.approx(score.nats, rel=1e-12)
+        assert sum(tables[name].tokens_K) == len(IDS) - 1
+        assert sum(tables[name].nats_K) == pytest.approx(sum(nats.values()), rel=1e-6)
         for row in tables[name].as_dicts():
             inside = [place for place in nats if row["from"] <= value[place] <= row["to"]]
             assert row["tokens"] == len(inside)
-            assert row["nats"] == pytest.approx(sum(nats[place] for place in inside), rel=1e-9)
+            assert row["nats"] == pytest.approx(sum(nats[place] for place in inside), rel=1e-6)
 
 
 def test_a_text_without_documents_has_no_table_by_distance() -> None:
-    assert measured(build("plain"), CONTEXTS[0], batch_size=2, starts=None)[1].keys() == {
-        "position"
-    }
+    losses = watched(build("plain"), CONTEXTS[0])
+    assert losses_by_place(losses, None).keys() == {"position"}
 
 
 def test_bins_without_tokens_are_not_told() -> None:
@@ -85,23 +48,33 @@ def test_bins_without_tokens_are_not_told() -> None:
     ]
 
 
-class BothRanks(Ranks):
-    """Two processes that take turns: what one has handed in is there when the other does."""
+def test_tables_stand_in_the_rows_below_the_table_and_in_a_picture(here: Here) -> None:
+    result = here.result(
+        "loss_by_position --mem_len 0 4 --split test --pictures seen --cache_size 9"
+    )
+    for row in result["rows"]:
+        assert ("loss_by_position" in row) == (not row["added"])
+        bins = row.get("loss_by_position", [row])
+        assert sum(one["nats"] for one in bins) == pytest.approx(row["nats"], rel=1e-9)
+    assert sorted(path.name for path in Path("seen").iterdir()) == ["context.png", "position.png"]
+    assert "test, tgt_len 8, mem_len 4: position in the segment" in result["out"]
+    assert "no headings like '= Title ='" in result["out"]
 
-    shares: ClassVar[list] = []
 
-    def gathered(self, value: Any) -> list:
-        self.shares.append(value)
-        return self.shares
+def test_tokens_late_in_their_segments_have_no_losses_by_position(here: Here) -> None:
+    assert "--borders aside: " in here.refused("loss_by_position --borders aside")
 
 
-def test_the_shares_of_two_ranks_add_up() -> None:
-    model, context = build("plain", n_layer=2), Context(tgt_len=4, mem_len=6)
-    for rank in (0, 1):
-        stream = scoring_stream(IDS, batch_size=3, tgt_len=4, n_warmup=4).share(rank, 2)
-        watch = LossByPosition(context, n_token=len(IDS), starts=STARTS)
-        evaluate(model, watch.segments(stream, stream.first_B), context, observe=watch.add)
-        tables = watch.over(BothRanks(rank, 2, torch.device("cpu")))
-    for name, table in measured(model, context, batch_size=3)[1].items():
-        assert tables[name].tokens_K == table.tokens_K
-        assert tables[name].nats_K == pytest.approx(table.nats_K, rel=1e-12)
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "flags", ["--mem_len 0 6", "--reset never --convention original", "--convention nvidia"]
+)
+def test_losses_by_position_sum_to_the_row_under_every_rule(
+    here: Here, of_articles: Trained, flags: str
+) -> None:
+    line = f"loss_by_position --work_dir {quote(str(of_articles.run))} --data {quote(str(of_articles.text))}"
+    for row in here.rows(f"{line} --batch_size 2 --mem_len 6 {flags}"):
+        for name in ("loss_by_position", "loss_by_distance"):
+            assert sum(one["tokens"] for one in row[name]) == row["tokens"]
+            assert sum(one["nats"] for one in row[name]) == pytest.approx(row["nats"], rel=1e-9)
+        assert row["loss_by_position"][-1]["to"] == 7

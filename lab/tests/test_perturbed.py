@@ -1,6 +1,7 @@
-"""A disturbed memory against what it says it is: states in another order, or of another stream."""
+"""A perturbed memory against what it says it is: states in another order, or of another stream."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.perturbed import PerturbConfig, PerturbedMemory, require_perturbs
+from tests.cli.conftest import Here
 from tests.laws.conftest import build
-from tests.training.runs import ALONE
 from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.data_utils.segments import RowStream
-from txl.evaluation.config import CacheConfig
-from txl.evaluation.test_time import Additions, prepared
-from txl.evaluation.test_time.disturbed import DisturbConfig, DisturbedMemory
+from txl.evaluation.config import EvalConfig
 from txl.model.streams import Memory
 
 CONTEXT = Context(tgt_len=4, mem_len=9)
@@ -35,7 +35,7 @@ def text(n_stream: int = 4) -> Tensor:
 
 def nats(model: TransformerXL, settings: dict[str, Any], text_BL: Tensor) -> Tensor:
     """Nats of every token but the first, (B, L - 1)."""
-    predictor = DisturbedMemory(model, DisturbConfig(**settings))
+    predictor = PerturbedMemory(model, PerturbConfig(**settings))
     memory, parts = predictor.fresh_memory(len(text_BL)), []
     for begin in range(0, text_BL.shape[1] - 1, CONTEXT.tgt_len):
         piece_BT = text_BL[:, begin : begin + CONTEXT.tgt_len + 1]
@@ -74,7 +74,7 @@ def by_hand(model: TransformerXL, settings: dict[str, Any], text_BL: Tensor) -> 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("disturb", ["shuffle", "exchange"])
 @pytest.mark.parametrize("beyond", [0, 5])
-def test_a_disturbed_memory_is_as_by_hand(name: str, disturb: str, beyond: int) -> None:
+def test_a_perturbed_memory_is_as_by_hand(name: str, disturb: str, beyond: int) -> None:
     model = build(name, **MODELS[name]).eval()
     settings = {"disturb": disturb, "disturb_beyond": beyond}
     found = nats(model, settings, text())
@@ -85,7 +85,7 @@ def test_a_disturbed_memory_is_as_by_hand(name: str, disturb: str, beyond: int) 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_beyond_the_memory_nothing_is_disturbed(name: str) -> None:
+def test_beyond_the_memory_nothing_is_perturbed(name: str) -> None:
     model, text_BL = build(name, **MODELS[name]).eval(), text()
     memory, parts = None, []
     for begin in range(0, 26, 4):
@@ -96,23 +96,22 @@ def test_beyond_the_memory_nothing_is_disturbed(name: str) -> None:
     torch.testing.assert_close(found, torch.cat(parts, dim=1), rtol=0, atol=1e-12)
 
 
-def test_a_text_is_disturbed_alike_each_time() -> None:
+def test_a_text_is_perturbed_alike_each_time() -> None:
     model, settings = build("plain").eval(), {"disturb": "shuffle"}
     assert torch.equal(nats(model, settings, text()), nats(model, settings, text()))
 
 
 @pytest.mark.parametrize("memory", ["infini", "none"])
-def test_a_memory_that_cannot_be_disturbed_is_refused(memory: str) -> None:
-    additions = Additions(disturb=DisturbConfig(disturb="shuffle"))
+def test_a_memory_that_cannot_be_perturbed_is_refused(memory: str) -> None:
     model = build("plain", memory=memory)
     refusal = f"^--disturb shuffle: changes the states of --memory fifo or sinks, .* is {memory}"
     with pytest.raises(UsageError, match=refusal):
-        prepared(additions, model, None, CONTEXT, batch_size=3, ranks=ALONE)
+        require_perturbs(model, PerturbConfig())
 
 
 @pytest.mark.parametrize("first", [[0, 24, 48], [0, 23]])
 def test_streams_stand_further_apart_than_a_segment_sees(first: list[int]) -> None:
-    exchanged = DisturbConfig(disturb="exchange")
+    exchanged = PerturbConfig(disturb="exchange")
     nearest = min(abs(a - b) for a in first for b in first if a != b)
     seen = nearest - CONTEXT.tgt_len - 1
     row_B = np.array(first)
@@ -122,12 +121,78 @@ def test_streams_stand_further_apart_than_a_segment_sees(first: list[int]) -> No
         exchanged.require_apart(streams, dataclasses.replace(CONTEXT, mem_len=seen + 1))
 
 
-def test_it_is_asked_of_the_model_alone() -> None:
-    shuffled = DisturbConfig(disturb="shuffle", disturb_beyond=7)
-    assert Additions(disturb=shuffled).name == "memory shuffled beyond 7"
-    with pytest.raises(UsageError, match="memory alone; drop it, or cache"):
-        Additions(cache=CacheConfig(cache_size=3), disturb=shuffled).check("float32", 1)
-    exchanged = dataclasses.replace(shuffled, disturb="exchange")
-    Additions(disturb=exchanged).check("float32", 1)
+def test_memories_are_exchanged_in_one_process() -> None:
+    config, contexts = EvalConfig(), [Context(mem_len=9)]
+    PerturbConfig(disturb_beyond=7).require_reading(contexts, config, 2)
+    PerturbConfig(disturb="exchange").require_reading(contexts, config, 1)
     with pytest.raises(UsageError, match="exchange: for one process, and there are 2"):
-        Additions(disturb=exchanged).check("float32", 2)
+        PerturbConfig(disturb="exchange").require_reading(contexts, config, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ("--disturb shuffle --disturb_beyond 4", "memory shuffled beyond 4"),
+        ("--disturb exchange", "memory exchanged beyond 0"),
+    ],
+)
+def test_the_plain_result_stands_beside_the_one_with_the_perturbation(
+    here: Here, flags: str, name: str
+) -> None:
+    (alone,), result = (
+        here.rows("eval --split valid"),
+        here.result(f"perturbed --split valid {flags}"),
+    )
+    plain, perturbed = result["rows"]
+    assert (plain["added"], perturbed["added"]) == ("", name)
+    assert plain["nats"] == pytest.approx(alone["nats"], rel=1e-5)
+    assert perturbed["tokens"] == alone["tokens"]
+    assert perturbed["nats"] != pytest.approx(alone["nats"], rel=1e-4)
+    lines = result["out"].splitlines()
+    assert any(line.endswith(f"  {name}") for line in lines)
+
+
+def test_what_a_perturbed_memory_costs_is_said(here: Here) -> None:
+    """Nats a token more than over the memory as it is, of both ways to cut the text."""
+    valid = Path("text/valid.txt")
+    valid.write_text(valid.read_text() * 40)
+    flags = "--disturb shuffle --disturb_beyond 2 --mem_len 4 12 --borders both"
+    result = here.result(f"perturbed --split valid {flags}")
+    rows = {(row["added"] != "", row["mem_len"], row["borders"]): row for row in result["rows"]}
+    assert len(result["costs"]) == 4
+    for cost, (mem_len, borders) in zip(
+        result["costs"], [(4, "cut"), (12, "cut"), (4, "aside"), (12, "aside")], strict=True
+    ):
+        perturbed = rows[True, mem_len, borders]["nats_per_token"]
+        lost = perturbed - rows[False, mem_len, borders]["nats_per_token"]
+        assert f"mem_len {mem_len}, memory shuffled beyond 2" in cost["reading"]
+        assert cost["nats"]["mean"] == pytest.approx(lost, abs=1e-5)
+        assert cost["nats"]["low"] <= cost["nats"]["mean"] <= cost["nats"]["high"]
+        assert cost["sentence"] in result["out"]
+
+
+def test_a_text_too_short_to_tell_what_a_perturbed_memory_costs(here: Here) -> None:
+    (cost,) = here.result("perturbed --split valid --mem_len 40")["costs"]
+    assert cost["nats"] is None
+    assert "too short to tell" in cost["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        ("exchange --batch_size 1", "in one stream, and there is no other; give --batch_size 2"),
+        (
+            "exchange --mem_len 40 --batch_size 2",
+            "streams 32 tokens apart, of which a segment sees",
+        ),
+        ("exchange --reset document", "exchanges streams of one text; give --reset never"),
+        ("shuffle --mem_len 6 5 --disturb_beyond 4", "a memory of 5 has nothing older to shuffle"),
+        ("exchange --mem_len 4 --disturb_beyond 4", "has nothing older to exchange; give less, or"),
+        ("shuffle --convention nvidia", "reproduces figures of plain models; drop it"),
+    ],
+)
+def test_what_would_perturb_nothing_or_give_a_stream_its_own_text_is_refused(
+    here: Here, flags: str, refusal: str
+) -> None:
+    assert refusal in here.refused(f"perturbed --split valid --disturb {flags}")

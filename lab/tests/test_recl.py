@@ -1,19 +1,24 @@
 """Relative effective context length: the formulas of the paper's appendix C, and the losses that they are fed with."""
 
 import math
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from lab.measures.recl import losses_by_context, recl, table
+from lab.plots import run_names
+from lab.recl import ReclConfig, losses_of
+from tests.cli.conftest import Here, change_weights
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.commands.recl import losses_of
 from txl.config import UsageError
 from txl.data_utils.segments import RowStream, window_streams
-from txl.evaluation.config import ReclConfig
-from txl.evaluation.measures.recl import losses_by_context, recl, table
 from txl.model.autocast import autocast
 from txl.runtime.distributed import Ranks
 
@@ -167,3 +172,88 @@ def test_a_rank_refuses_losses_beyond_float16_when_all_have_been_heard(lost: str
             with pytest.raises(UsageError, match="--dtype float16: "):
                 losses_of("run", model, own, context, study, ranks, n_token=len(IDS))
     assert len(ranks.own) == 1
+
+
+# the program
+
+FEW = "--data text --split test --recl_step 10 --recl_longest 40 --recl_every 5"
+
+
+def test_effective_context_lengths_are_written_drawn_and_told(here: Here) -> None:
+    from matplotlib.image import imread
+
+    shutil.copytree("run", "copy")
+    result = here.result(f"recl run copy {FEW}")
+    content = result["recl"]
+    assert content["lengths"] == [10, 20, 30, 40]
+    words = Path("text/test.txt").read_text()
+    assert content["tokens"] == len(words.split()) + words.count("\n") - 40
+    assert imread("recl.png").std() > 0
+    for model, run in zip(content["models"], ("run", "copy"), strict=True):
+        assert model["run"] == run
+        assert [one["r"] for one in model["by_share"]] == [0.1, 0.5, 1.0]
+        cells = ["(>= 40|[1234]0)"] * 3
+        assert re.search(rf"^{run} +{' +'.join(cells)}$", result["out"], re.MULTILINE)
+    (alone,) = here.result(f"recl run {FEW} --batch_size 7 --pictures seen")["recl"]["models"]
+    assert alone["perplexity"] == pytest.approx(content["models"][0]["perplexity"], rel=1e-5)
+    assert [one["recl"] for one in alone["by_share"]] == [
+        one["recl"] for one in content["models"][1]["by_share"]
+    ]
+
+
+def test_figures_in_bfloat16_are_nearly_those_in_float32(here: Here, undrawn: None) -> None:
+    line = f"recl run {FEW} --recl_step 5 --recl_longest 20"
+    full, half = (here.result(f"{line} --dtype {dtype}") for dtype in ("float32", "bfloat16"))
+    assert (full["dtype"], half["dtype"]) == ("float32", "bfloat16")
+    for one, other in zip(full["recl"]["models"], half["recl"]["models"], strict=True):
+        assert other["perplexity"] == pytest.approx(one["perplexity"], rel=2e-2)
+        assert other["perplexity"] != pytest.approx(one["perplexity"], rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("factor", "flags", "said"),
+    [(1e6, "--dtype float16", "--dtype float16: "), (1e38, "", "its loss is nan")],
+)
+def test_a_loss_that_is_no_number_is_an_error(
+    here: Here, factor: float, flags: str, said: str
+) -> None:
+    change_weights(Path("run"), lambda weight: weight * factor)
+    assert said in here.refused(f"recl run {FEW} --recl_longest 20 {flags}")
+    assert not list(Path().rglob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("runs", "flags", "said"),
+    [
+        ("", "--split test", "name the runs that are compared: python -m lab.recl RUN RUN ..."),
+        ("run", "--split all", "is measured on one split; give --split valid or --split test"),
+        (
+            "run",
+            "--mem_len 0 8",
+            "--recl tries contexts of its own lengths; give one value at most",
+        ),
+        ("run", "--recl_every 11", "must be at most --recl_step (10)"),
+        ("run", "--recl_longest 19", "at least two lengths are compared; use at least 20"),
+        ("run", "--recl_longest 1000", "no token of the test split (99 tokens) has 1000 before it"),
+        ("run nowhere", "", "nowhere: no such file or folder"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(here: Here, runs: str, flags: str, said: str) -> None:
+    assert said in here.refused(f"recl {runs} {FEW} {flags}")
+
+
+def test_a_run_with_another_vocabulary_is_refused(
+    here: Here, write_text: Callable[..., Path]
+) -> None:
+    write_text(Path("other"), words=["other", "words", "than", "those"])
+    here("train --data other --max_step 1")
+    said = (
+        "--recl new/step_00000001: its vocabulary is not that of run/step_00000004; leave out one"
+    )
+    assert said in here.refused(f"recl run new {FEW}")
+
+
+def test_runs_are_named_by_what_tells_them_apart() -> None:
+    assert run_names(["runs/a", "/x/b"]) == ["a", "b"]
+    assert run_names(["runs/a/step_1", "runs/b/step_1"]) == ["a/step_1", "b/step_1"]
+    assert run_names(["runs/a", "runs/a"]) == ["a", "a"]

@@ -1,11 +1,11 @@
-"""The pictures of docs/results.md are drawn from the files that the page quotes."""
+"""The pictures of lab/docs/results.md are drawn from the files that the page quotes."""
 
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.result_pictures import (
+from lab.result_pictures import (
     DRAWN,
     RESULTS,
     draw,
@@ -18,13 +18,13 @@ from tests.forks import ROOT
 
 
 def test_each_picture_is_small_and_on_the_page(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (ROOT / "lab" / "docs" / "results.md").read_text(encoding="utf-8")
     paths = draw(tmp_path)
     assert [path.stem for path in paths] == list(DRAWN)
     for path in paths:
         assert 5_000 < path.stat().st_size < 60_000
         assert f"(pictures/{path.name})" in page
-        assert (ROOT / "docs" / "pictures" / path.name).is_file()
+        assert (ROOT / "lab" / "docs" / "pictures" / path.name).is_file()
 
 
 def test_a_cost_is_that_of_960_beside_192() -> None:

@@ -37,12 +37,10 @@ TINY = (
     "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8 --mem_len 8 "
     "--eval_tgt_len 8 --max_step 4 --eval_interval 1 --log_interval 2 --init_std 0.2 --sample_length 1"
 ).split()
-FEW = "--split test --recl_step 10 --recl_longest 40 --recl_every 5".split()
 BEFORE = {
     "train": ["--data", "text", "--work_dir", "new", *TINY],
     "eval": ["--work_dir", "run", "--data", "text"],
     "eval --text": ["--work_dir", "run"],
-    "eval --recl": ["--data", "text", *FEW],
     "generate": ["--work_dir", "run"],
     "estimate": "--n_layer 2 --d_model 16 --n_head 2 --d_head 8 --d_inner 32".split(),
 }
@@ -115,11 +113,9 @@ class Here:
 
     def __call__(self, line: str, *, status: int = 0) -> Outcome:
         entry, *words = shlex.split(line)
-        flag = (
-            next((flag for flag in ("--recl", "--text") if flag in words), "")
-            if entry == "eval"
-            else ""
-        )
+        flag = ""
+        if entry == "eval" and "--text" in words:
+            flag = "--text"
         outcome = self.call(entry, *BEFORE.get(f"{entry} {flag}".strip(), []), *words)
         assert outcome.status == status, outcome
         return outcome
@@ -174,7 +170,7 @@ def one_look_at_git() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def entry_points() -> dict[str, ModuleType]:
-    names = "train train_many eval score recl report read generate convert estimate".split()
+    names = "train train_many eval score report read generate convert estimate".split()
     modules = {name: importlib.import_module(f"txl.commands.{name}") for name in names}
     return {**modules, "try": importlib.import_module("txl.commands.try_text")}
 
@@ -279,8 +275,7 @@ def here(
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take a second each; tests/evaluation/test_plots.py looks at them."""
-    for program in ("eval", "recl"):
-        monkeypatch.setattr(f"txl.commands.{program}.drawable", lambda *_: [])
+    monkeypatch.setattr("txl.commands.eval.drawable", lambda *_: [])
 
 
 @pytest.fixture

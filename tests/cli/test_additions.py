@@ -24,8 +24,6 @@ SWITCHES = {
     "dynamic rms": RMS,
     "cache": "--cache_size 30",
     "cache + knn": f"--cache_size 30 {STORE}",
-    "memory shuffled beyond 4": "--disturb shuffle --disturb_beyond 4",
-    "memory exchanged beyond 0": "--disturb exchange",
 }
 
 
@@ -44,51 +42,6 @@ def test_the_plain_result_stands_beside_the_one_with_the_addition(here: Here, na
     assert added["nats"] != pytest.approx(alone["nats"], rel=1e-4)
     lines = result["out"].splitlines()
     assert any(line.endswith(f"  {name}") for line in lines)
-
-
-def test_what_a_disturbed_memory_costs_is_said(here: Here) -> None:
-    """Nats a token more than over the memory as it is, of both ways to cut the text."""
-    valid = Path("text/valid.txt")
-    valid.write_text(valid.read_text() * 40)
-    flags = "--disturb shuffle --disturb_beyond 2 --mem_len 4 12 --borders both"
-    result = here.result(f"eval --split valid {flags}")
-    rows = {(row["added"] != "", row["mem_len"], row["borders"]): row for row in result["rows"]}
-    assert len(result["costs"]) == 4
-    for cost, (mem_len, borders) in zip(
-        result["costs"], [(4, "cut"), (12, "cut"), (4, "aside"), (12, "aside")], strict=True
-    ):
-        disturbed = rows[True, mem_len, borders]["nats_per_token"]
-        lost = disturbed - rows[False, mem_len, borders]["nats_per_token"]
-        assert f"mem_len {mem_len}, memory shuffled beyond 2" in cost["reading"]
-        assert cost["nats"]["mean"] == pytest.approx(lost, abs=1e-5)
-        assert cost["nats"]["low"] <= cost["nats"]["mean"] <= cost["nats"]["high"]
-        assert cost["sentence"] in result["out"]
-
-
-def test_a_text_too_short_to_tell_what_a_disturbed_memory_costs(here: Here) -> None:
-    (cost,) = here.result("eval --split valid --disturb shuffle --mem_len 40")["costs"]
-    assert cost["nats"] is None
-    assert "too short to tell" in cost["sentence"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "refusal"),
-    [
-        ("exchange --batch_size 1", "in one stream, and there is no other; give --batch_size 2"),
-        (
-            "exchange --mem_len 40 --batch_size 2",
-            "streams 32 tokens apart, of which a segment sees",
-        ),
-        ("exchange --reset document", "exchanges streams of one text; give --reset never"),
-        ("shuffle --mem_len 6 5 --disturb_beyond 4", "a memory of 5 has nothing older to shuffle"),
-        ("exchange --mem_len 4 --disturb_beyond 4", "has nothing older to exchange; give less, or"),
-        ("shuffle --text text/valid.txt", "no effect with --text"),
-    ],
-)
-def test_what_would_disturb_nothing_or_give_a_stream_its_own_text_is_refused(
-    here: Here, flags: str, refusal: str
-) -> None:
-    assert refusal in here.refused(f"eval --split valid --disturb {flags}")
 
 
 def test_dynamic_evaluation_reads_one_stream_unless_told_otherwise(here: Here) -> None:

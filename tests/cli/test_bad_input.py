@@ -20,7 +20,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lab.studies import __main__ as studies
 from tests.checkpoints import as_of_0_2, change_record, sign
 from tests.cli.conftest import Here, change_weights, contents, half_written, pointed
 from tests.forks import ROOT
@@ -189,11 +188,6 @@ def test_a_text_with_another_vocabulary_is_refused(
 ) -> None:
     write_text(Path("other"), words=["other", "words", "than", "those"])
     assert "other: its vocabulary (6 words) is not the one" in here.refused("eval --data other")
-    here("train --data other --max_step 1")
-    said = (
-        "--recl new/step_00000001: its vocabulary is not that of run/step_00000004; leave out one"
-    )
-    assert said in here.refused("eval --recl run new")
 
 
 def test_a_closed_standard_input_is_no_text(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -642,5 +636,3 @@ def test_a_name_that_is_no_text_is_named(here: Here) -> None:
         "eval --json j\udcff",
     ):
         assert "\\udcff: not UTF-8; rename it" in here.refused(line)
-    with pytest.raises(UsageError, match="not UTF-8; rename it"):
-        studies.main(["s\udcff.toml"])

@@ -156,7 +156,6 @@ def test_what_python_m_starts_and_what_txl_starts_are_one_list() -> None:
         "python -m txl read",
         "python -m txl report",
         "python eval.py --text",
-        "python eval.py --recl",
     }
     assert same - aliases == {f"python -m {m}" for m in modules} | {f"python {s}" for s in scripts}
     assert all(find_spec(program.module.removesuffix(".__main__")) for program in PROGRAMS.values())

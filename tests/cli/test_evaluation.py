@@ -12,7 +12,7 @@ import torch
 
 from tests.cli.conftest import Here, change_weights, config_of, pointed
 from txl.evaluation.measures.token_losses import read_losses
-from txl.evaluation.plots import _apart, run_names
+from txl.evaluation.plots import _apart
 from txl.ops.linear import Linear
 from txl.ops.packed import PackedLinear
 
@@ -193,10 +193,8 @@ def test_a_grid_has_a_row_for_each_pair_of_lengths_in_the_table_and_the_file_and
 def test_pictures_go_where_they_are_asked_for_and_no_others_are_drawn(here: Here) -> None:
     here("eval --mem_len 4")
     assert not list(Path().rglob("*.png"))
-    said = here("eval --loss_by_position --mem_len 0 4 --split test --pictures seen").out
-    assert sorted(Path().rglob("*.png")) == [Path("seen/context.png"), Path("seen/position.png")]
-    assert "test, tgt_len 8, mem_len 4: position in the segment" in said
-    assert "no headings like '= Title ='" in said
+    here("eval --mem_len 0 4 --split test --pictures seen")
+    assert list(Path().rglob("*.png")) == [Path("seen/context.png")]
 
 
 def test_results_that_cannot_be_written_are_refused_before_the_evaluation(here: Here) -> None:
@@ -225,53 +223,21 @@ def test_attention_by_distance_is_written(here: Here) -> None:
             assert sum(head) == pytest.approx(1, rel=1e-6)
 
 
-def test_labels_of_close_lengths_do_not_touch_and_runs_are_named_by_what_tells_them_apart() -> None:
+def test_labels_of_close_lengths_do_not_touch() -> None:
     from matplotlib.figure import Figure
 
     axes, lengths = Figure(figsize=(6, 4)).subplots(), [0, 64, 65, 128, 640]
     axes.set_xscale("symlog", linthresh=64)
     axes.plot(lengths, lengths)
     assert _apart(axes, lengths) == [0, 65, 128, 640]
-    assert run_names(["runs/a", "/x/b"]) == ["a", "b"]
-    assert run_names(["runs/a/step_1", "runs/b/step_1"]) == ["a/step_1", "b/step_1"]
-    assert run_names(["runs/a", "runs/a"]) == ["a", "a"]
 
 
-# effective context lengths
-
-
-def test_effective_context_lengths_are_written_drawn_and_told(here: Here) -> None:
-    from matplotlib.image import imread
-
-    shutil.copytree("run", "copy")
-    result = here.result("eval --recl run copy")
-    content = result["recl"]
-    assert content["lengths"] == [10, 20, 30, 40]
-    words = Path("text/test.txt").read_text()
-    assert content["tokens"] == len(words.split()) + words.count("\n") - 40
-    assert imread("recl.png").std() > 0
-    for model, run in zip(content["models"], ("run", "copy"), strict=True):
-        assert model["run"] == run
-        assert [one["r"] for one in model["by_share"]] == [0.1, 0.5, 1.0]
-        cells = ["(>= 40|[1234]0)"] * 3
-        assert re.search(rf"^{run} +{' +'.join(cells)}$", result["out"], re.MULTILINE)
-    (alone,) = here.result("eval --recl run --batch_size 7 --pictures seen")["recl"]["models"]
-    assert alone["perplexity"] == pytest.approx(content["models"][0]["perplexity"], rel=1e-5)
-    assert [one["recl"] for one in alone["by_share"]] == [
-        one["recl"] for one in content["models"][1]["by_share"]
-    ]
-
-
-def test_scores_and_context_lengths_have_programs_of_their_own(here: Here) -> None:
-    """eval.py --text and --recl are other names of them."""
+def test_scores_have_a_program_of_their_own(here: Here) -> None:
+    """eval.py --text is another name of it."""
     score = here("score text/test.txt --work_dir run --per_token -").out
     assert score == here("eval --text text/test.txt --per_token -").out != ""
-    flags = "--data text --split test --recl_step 10 --recl_longest 20 --recl_every 5"
-    first, second = here(f"recl run {flags}").out, here(f"eval {flags} --recl run").out
-    assert first == second.replace("recl-2.png", "recl.png") != ""
-    for name, flag in {"score": "--per_token", "recl": "--recl_every"}.items():
-        assert flag in here(f"{name} --help").out
-        assert flag not in here("eval --help").out
+    assert "--per_token" in here("score --help").out
+    assert "--per_token" not in here("eval --help").out
 
 
 # half precision
@@ -310,18 +276,15 @@ def test_products_are_made_in_the_numbers_asked_for(
 @pytest.mark.parametrize(
     "line",
     [
-        "eval --split valid --loss_by_position --cache_size 30 --knn_k 5 --knn_store store",
+        "eval --split valid --cache_size 30 --knn_k 5 --knn_store store",
         "eval --text text/test.txt",
-        "eval --recl run --recl_step 5 --recl_longest 20",
     ],
 )
 @pytest.mark.usefixtures("undrawn")
 def test_figures_in_bfloat16_are_nearly_those_in_float32(here: Here, line: str) -> None:
     results = [here.result(f"{line} --dtype {dtype}") for dtype in ("float32", "bfloat16")]
     assert [result["dtype"] for result in results] == ["float32", "bfloat16"]
-    full, half = (
-        result["recl"]["models"] if "recl" in result else result["rows"] for result in results
-    )
+    full, half = (result["rows"] for result in results)
     for one, other in zip(full, half, strict=True):
         assert other["perplexity"] == pytest.approx(one["perplexity"], rel=2e-2)
         assert other["perplexity"] != pytest.approx(one["perplexity"], rel=1e-7)
@@ -332,7 +295,6 @@ def test_figures_in_bfloat16_are_nearly_those_in_float32(here: Here, line: str) 
     [
         "eval --split valid",
         "eval --text text/test.txt",
-        "eval --recl run --recl_longest 20",
         "generate",
     ],
 )
@@ -344,9 +306,7 @@ def test_a_model_that_leaves_the_range_of_float16_is_refused(here: Here, line: s
         here(f"{line} --dtype bfloat16")
 
 
-@pytest.mark.parametrize(
-    "line", ["eval", "eval --text text/test.txt", "eval --recl run --recl_longest 20"]
-)
+@pytest.mark.parametrize("line", ["eval", "eval --text text/test.txt"])
 def test_a_loss_that_is_no_number_is_an_error(here: Here, line: str) -> None:
     change_weights(Path("run"), lambda weight: weight * 1e38)
     assert "its loss is nan" in here.refused(line)

@@ -18,7 +18,7 @@ from txl.cli.flags import read_flags
 from txl.commands.settings import new_settings
 from txl.config import Context, ModelConfig, UsageError, build, fields_of
 from txl.data_utils.corpus import DataConfig
-from txl.evaluation.config import EVAL, SCORE, ReclConfig, ReportConfig, ScoreConfig
+from txl.evaluation.config import EVAL, SCORE, ReportConfig, ScoreConfig
 from txl.generation.config import GENERATE, GenerateConfig
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
@@ -29,7 +29,6 @@ CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),
     "eval": (*EVAL, DataConfig),
     "score": (*SCORE, DataConfig),
-    "recl": (ReclConfig, DataConfig),
     "report": (ReportConfig, DataConfig),
     "generate": GENERATE,
     "estimate": (ClusterConfig, TrainConfig, ModelConfig, Context, DataConfig),
@@ -40,7 +39,7 @@ PRESETS_OF: dict[str, Any] = {
     "eval": "eval",
     "generate": "generate",
 }
-CONFIGS = (*CLASSES["train"], *EVAL, ScoreConfig, ReclConfig, GenerateConfig, ClusterConfig)
+CONFIGS = (*CLASSES["train"], *EVAL, ScoreConfig, GenerateConfig, ClusterConfig)
 
 PUBLISHED = Path(__file__).with_name("published_flags.txt").read_text()
 
@@ -285,7 +284,7 @@ BOUNDS = {
     "at least 0 and below 2^32": "seed split_seed",
     "at least 0 and below 2^63": (
         "warmup_step patience sample_length attn_keep_mib ff_chunk redraw_interval draw_mem_len min_freq top_k lines "
-        "cache_size disturb_beyond no_repeat_ngram_size"
+        "cache_size no_repeat_ngram_size"
     ),
     "at least 0 and finite": (
         "layer_norm_epsilon span_loss weight_decay clip eta_min lr_min init_range init_std proj_init_std temperature"
@@ -303,7 +302,7 @@ BOUNDS = {
     "at least 1 and below 2^63": (
         "div_val lsh_reach max_step log_interval save_interval keep_last max_nonfinite max_step_scheduler "
         "eval_interval eval_tgt_len eval_batch_size max_size length num_samples num_beams batch_size "
-        "dynamic_segments knn_tokens knn_k recl_every recl_step recl_longest"
+        "dynamic_segments knn_tokens knn_k"
     ),
     "at least 1e-30 and at most 1 and finite": "top_p typical_p",
     "at least 1e-30 and finite": "repetition_penalty knn_temperature",

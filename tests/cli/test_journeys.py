@@ -200,9 +200,6 @@ JOURNEYS: dict[str, tuple[Callable[[], None], str]] = {
         $ train --resume --max_step 2 --max_step_scheduler 2 --attn_impl dense
           refused: --attn_impl dense: has no effect with --position alibi, only with rel_sinusoid or relative_keys
         $ generate --length 1 --attn_impl auto
-        $ recl new new --data text --split test --recl_step 20 --recl_longest 40 --attn_impl dense
-          refused: --attn_impl dense: has no effect with --position alibi, only with rel_sinusoid or relative_keys
-        $ recl new run --data text --split test --recl_step 20 --recl_longest 40 --attn_impl dense
         $ train --overwrite --attn_type 0 --untie_r --attn_impl naive --clamp_len 3 --max_step 1
         """,
     ),

@@ -11,9 +11,6 @@ import torch
 from safetensors.torch import load_file, save_model
 
 import txl
-from lab.studies import runner
-from lab.studies.plan import read_study
-from lab.studies.runner import require_flags, run_study
 from tests.cli.conftest import WORDS, Here
 from txl import Context, ModelConfig, TransformerXL, plugins
 from txl.config import UsageError
@@ -177,34 +174,6 @@ def test_a_memory_of_a_file_is_trained_resumed_evaluated_and_written_with(
     missing = here.refused("eval --work_dir run --split test")
     assert "config.json: memory last_state: no such memory; there are fifo, " in missing
     assert missing.endswith("the file that defines one of your own is named with --plugin")
-
-
-def test_a_row_of_a_study_names_the_file_of_its_memory(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of its programs get it, those that evaluate too."""
-    study, lines = memory.with_name("mine.toml"), []
-    study.write_text(
-        f"""
-seeds = [1]
-[runs.fifo]
-mem_len = 4
-[runs.mine]
-memory = "last_state"
-plugin = "{memory}"
-mem_len = 0
-[evaluations.test]
-split = "test"
-"""
-    )
-    read = read_study(study)
-    require_flags(read)
-    monkeypatch.setattr(runner, "_program", lambda task, line, **_: lines.append(line))
-    monkeypatch.setattr(runner, "read_json", lambda path: {"rows": []})
-    assert run_study(read, memory.with_name("runs"), jobs=1) == {}
-    given = [line[line.index("--plugin") + 1] for line in lines if "--plugin" in line]
-    assert [line[0] for line in lines] == ["train", "eval"] * 2
-    assert given == [str(memory)] * 2
 
 
 def test_a_flag_of_a_part_that_is_not_chosen_is_refused(here: Here, memory: Path) -> None:

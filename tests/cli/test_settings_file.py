@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.studies.runner import TRAINING
 from tests.cli.conftest import BEFORE, Here, config_of, pointed
+from tests.cli.test_flags import CLASSES
 from txl.cli.flags import read_flags
 
 PAGES = Path(__file__).parents[2] / "docs"
@@ -135,7 +135,9 @@ def test_what_was_found_for_a_run_is_found_anew_for_another(here: Here) -> None:
     assert now["model"]["own"]["n_position"] == now["context"]["tgt_len"] + 30
     assert now["train"]["memory_parts"] == 1
     assert now["train"]["batch_size"] == 3
-    again = read_flags(["--config", str(record)], *TRAINING, description="", presets="train")
+    again = read_flags(
+        ["--config", str(record)], *CLASSES["train"], description="", presets="train"
+    )
     assert "batch_size" not in again, "of as many processes as there will be"
     asked = "--batch_size 2 --no_adaptive"
     here(f"train --config {record} --work_dir last {asked}")

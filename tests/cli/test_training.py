@@ -348,21 +348,6 @@ def test_evaluations_follow_a_training_by_document(here: Here, of_articles: Trai
     assert never["nats"] != pytest.approx(test["nats"], rel=1e-3)
 
 
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    "flags", ["--mem_len 0 6", "--reset never --convention original", "--convention nvidia"]
-)
-def test_losses_by_position_sum_to_the_row_under_every_rule(
-    here: Here, of_articles: Trained, flags: str
-) -> None:
-    line = f"eval --work_dir {quote(str(of_articles.run))} --data {quote(str(of_articles.text))} --loss_by_position"
-    for row in here.rows(f"{line} --batch_size 2 --mem_len 6 {flags}"):
-        for name in ("loss_by_position", "loss_by_distance"):
-            assert sum(one["tokens"] for one in row[name]) == row["tokens"]
-            assert sum(one["nats"] for one in row[name]) == pytest.approx(row["nats"], rel=1e-9)
-        assert row["loss_by_position"][-1]["to"] == 7
-
-
 def test_a_training_by_document_is_resumed_as_if_never_stopped(
     here: Here, of_articles: Trained
 ) -> None:

@@ -162,11 +162,11 @@ def test_what_both_ways_share_is_read_once(
 
 
 def test_what_does_not_go_with_it_is_refused() -> None:
-    refused: list[dict[str, Any]] = [{"convention": "nvidia"}, {"loss_by_position": True}]
-    for flags in [*refused, {"attention_by_distance": True}]:
+    refused: list[dict[str, Any]] = [{"convention": "nvidia"}, {"attention_by_distance": True}]
+    for flags in refused:
         with pytest.raises(UsageError, match="--borders"):
             EvalConfig(borders="aside", **flags)
-    EvalConfig(borders="both", loss_by_position=True)
+    EvalConfig(borders="both", attention_by_distance=True)
 
 
 @pytest.mark.parametrize("starts", [None, STARTS])

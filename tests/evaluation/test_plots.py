@@ -1,5 +1,6 @@
 """Pictures show the figures of the rows: read off what matplotlib was asked to draw."""
 
+import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,6 @@ import torch
 from txl import Context
 from txl.evaluation import plots
 from txl.evaluation.measures.attention import AttentionByDistance
-from txl.evaluation.measures.loss_by_position import BinnedLoss
-from txl.evaluation.measures.recl import recl
 from txl.evaluation.rows import Row
 from txl.evaluation.score import Score
 
@@ -23,7 +22,8 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def panels(plot: Any, *arguments: Any) -> list[Any]:
         figures: list[Any] = []
-        monkeypatch.setattr(plots, "_save", lambda figure, path, **_: figures.append(figure))
+        for module in (plots, importlib.import_module(plot.__module__)):
+            monkeypatch.setattr(module, "save", lambda figure, path, **_: figures.append(figure))
         plot(Path("unused.png"), *arguments)
         return figures[0].axes
 
@@ -52,32 +52,6 @@ def test_a_difference_that_is_nothing_does_not_fill_the_picture(panels: Any) -> 
     (axes,) = panels(plots.plot_context, [row(0), row(0.001)])
     bottom, top = axes.get_ylim()
     assert top - bottom >= 0.02 * math.exp(6) * 0.99
-
-
-def test_losses_by_position(panels: Any) -> None:
-    """A point is as large as its bin has tokens."""
-    from matplotlib.colors import to_hex
-
-    binned = {"position": BinnedLoss([0, 1, 2, 4], [30.0, 8.0, 5.0], [10, 2, 1])}
-    (axes,) = panels(plots.plot_losses, [row(0, losses=binned)])
-    (line,), (points,) = axes.lines, axes.collections
-    assert list(line.get_xdata()) == pytest.approx([0, 1, math.sqrt(12) - 1])
-    assert list(line.get_ydata()) == [3, 4, 5]
-    assert points.get_offsets()[:, 1].tolist() == [3, 4, 5]
-    sizes = points.get_sizes()
-    assert (sizes / sizes[0]).tolist() == pytest.approx([1, 0.2, 0.1])
-    assert to_hex(points.get_facecolor()[0]) == to_hex(line.get_color())
-
-
-def test_of_many_memories_the_ends_are_drawn_and_the_title_says_what_they_show(panels: Any) -> None:
-    rows = [
-        row(mem_len, losses={"position": BinnedLoss([0, 1, 2], [5.0 - i, 3.0 - i / 10], [1, 1])})
-        for i, mem_len in enumerate((0, 5, 20, 10))
-    ]
-    (axes,) = panels(plots.plot_losses, rows)
-    assert [line.get_ydata()[0] for line in axes.lines] == [5, 3]
-    title = "Memory 20 in place of 0: -2.00 nats at the first token, -0.20 at the last"
-    assert axes.get_title() == title
 
 
 def test_an_older_picture_stays(tmp_path: Path) -> None:
@@ -110,15 +84,3 @@ def test_attention_by_distance(panels: Any) -> None:
     attention = AttentionByDistance([0, 1, 4, 6], torch.ones(1, 2, 3), torch.tensor([4, 8, 9]), 3)
     share, *_ = panels(plots.plot_attention, [row(0, attention=attention)])
     assert share.get_title().endswith(": 33% of it goes 4 tokens back or further")
-
-
-def test_effective_context_lengths(panels: Any) -> None:
-    """Gains in percent with the threshold of 1 %."""
-    nats_MCP = np.array([[[3.0, 4.0], [2.9, 3.9], [2.9, 3.9]]])
-    result = recl(nats_MCP, [10, 20, 30], shares=(1.0,))
-    gain, level = panels(plots.plot_recl, result, ["runs/a"])
-    curve, threshold = gain.lines
-    assert list(curve.get_xdata()) == [10, 20]
-    assert list(curve.get_ydata()) == pytest.approx([100 * (1 - math.exp(-0.1)), 0])
-    assert list(threshold.get_ydata()) == [1.0, 1.0]
-    assert list(level.lines[0].get_ydata()) == pytest.approx([math.exp(n) for n in (3.5, 3.4, 3.4)])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from txl.evaluation.measures.loss_by_position import bin_of, log_edges, spans
+from txl.evaluation.measures.bins import bin_of, log_edges, spans
 
 
 @pytest.mark.parametrize("longest", [0, 1, 2, 3, 7, 8, 9, 63, 64, 703, 100_000])

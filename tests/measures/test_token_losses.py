@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.laws.conftest import build
-from tests.measures.test_loss_by_position import CONTEXTS, IDS, nats_by_the_book
 from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.data_utils.segments import scoring_stream
@@ -20,6 +19,26 @@ from txl.evaluation.measures.token_losses import (
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
 from txl.runtime.distributed import Ranks
+
+IDS = np.random.default_rng(0).integers(0, 50, 151)
+CONTEXTS = [
+    Context(tgt_len=4, mem_len=6),
+    Context(tgt_len=13, mem_len=0),
+    Context(tgt_len=5, mem_len=4, ext_len=3),
+    Context(tgt_len=200, mem_len=6),
+]
+
+
+def nats_by_the_book(model: TransformerXL, context: Context) -> dict[int, float]:
+    """Nats of each token by its place in the text, read in one row."""
+    ids, memory, nats = torch.from_numpy(IDS), None, {}
+    for begin in range(0, len(IDS) - 1, context.tgt_len):
+        piece = ids[begin : begin + context.tgt_len + 1]
+        first = max(0, begin - context.ext_len)
+        hidden, memory = model(ids[None, first : begin + len(piece) - 1], memory, context)
+        logprob = model.log_prob(hidden[0, begin - first :]).detach()
+        nats |= {begin + 1 + i: -float(logprob[i, token]) for i, token in enumerate(piece[1:])}
+    return nats
 
 
 def watched(model: TransformerXL, context: Context, world: int = 1) -> TokenLosses:

@@ -40,11 +40,10 @@ def test_with_a_cache_nats_do_not_depend_on_the_batch_size(model: TransformerXL)
     for n in (1, 3):
         predictor = prepared(additions, model, None, CONTEXT, batch_size=n, ranks=LONE)
         config = EvalConfig(batch_size=n)
-        rows.append(
-            scoring.score(
-                model, split, CONTEXT, config, LONE, additions=additions, predictor=predictor
-            )
+        adapted = scoring.Adapted(
+            additions.name, lambda *_, cache=predictor: cache, additions.warmup_segments
         )
+        rows.append(scoring.score(model, split, CONTEXT, config, LONE, adapted=adapted))
     assert [row.added for row in rows] == ["cache", "cache"]
     assert rows[1].score.nats == pytest.approx(rows[0].score.nats, rel=1e-9)
     assert rows[0].score.nats != pytest.approx(

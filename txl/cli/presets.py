@@ -32,8 +32,8 @@ _RECIPE = (
     "--activation swiglu --pre_lnorm --optim muon --lr 0.0025 --weight_decay 0.1 --clip 1"
     " --dropatt 0.0"
 )
-"""That of docs/results.md#recipes, at a rate for longer trainings than there
-(docs/results.md#how-much-the-rate-decides).
+"""That of lab/docs/results.md#recipes, at a rate for longer trainings than there
+(lab/docs/results.md#how-much-the-rate-decides).
 """
 _EVAL_BASE = "--tgt_len 64 --mem_len 640 --clamp_len 400 --same_length --split test"
 _EVAL_LARGE = "--tgt_len 128 --mem_len 1600 --clamp_len 1000 --same_length --split test"
@@ -99,7 +99,7 @@ PRESETS = {
         _GENERATE_BASE,
     ),
     "wt103-base_modern": Preset(
-        "wt103-base with the recipe of docs/results.md#recipes, for half its tokens; not trained at"
+        "wt103-base with the recipe of lab/docs/results.md#recipes, for half its tokens; not trained at"
         " this size",
         "--adaptive --n_layer 16 --d_model 410 --n_head 10 --d_head 41 --d_inner 1400 --activation"
         " swiglu --pre_lnorm --dropout 0.1 --dropatt 0.0 --optim muon --lr 0.0025 --weight_decay 0.1"
@@ -200,7 +200,7 @@ PRESETS = {
         "--split test --mem_len 0 8 32 128 --borders both",
         "--length 120 --finish_line --top_p 0.8 --no_unk",
     ),
-    # scripts/write_model.sh: the recipe and memory of docs/results.md, in updates of 4,096 tokens,
+    # lab/scripts/write_model.sh: the recipe and memory of lab/docs/results.md, in updates of 4,096 tokens,
     # 30 million in all; nothing is read twice, so nothing is dropped
     "wikipedia-16m": Preset(
         "Wikipedia, 16M parameters, hours on a CPU",

@@ -160,7 +160,6 @@ def score(
     ranks: Ranks,
     *,
     adapted: Adapted | None = None,
-    predictor: Predictor | None = None,
     keeps_losses: bool = False,
     as_cut: Row | None = None,
 ) -> Row:
@@ -168,7 +167,7 @@ def score(
 
     Args:
         config: with `borders` of one row, cut or aside.
-        adapted, predictor: the model as it is read besides; None: the model.
+        adapted: the model as it is read besides; None: as it is alone.
         keeps_losses: the row has the loss of each token.
         as_cut: with borders aside, the row of the same with borders cut, which has the loss of each
             token: those that stand late in their segments there are not read again.
@@ -176,10 +175,12 @@ def score(
     borders = config.borders
     assert borders != "both", "these are two rows"
     reading = reading_of(config.convention, model, context, n_token=len(split.ids))
-    if adapted is not None and predictor is not None:
-        n_warmup = reading.n_warmup + adapted.warmup_segments(reading.context)
+    if adapted is not None:
         reading = dataclasses.replace(
-            reading, n_warmup=n_warmup, predictor=predictor, added=adapted.name
+            reading,
+            n_warmup=reading.n_warmup + adapted.warmup_segments(reading.context),
+            predictor=adapted.predictor(split, config, context),
+            added=adapted.name,
         )
     token_watch = None
     if keeps_losses:
@@ -272,13 +273,12 @@ def rows_of(
         rate = functools.partial(
             score, model, split, context, ranks=ranks, keeps_losses=keeps_losses
         )
-        predictor = None
         if adapted is not None:  # before the text is read: a store or the text may be refused
-            predictor = adapted.predictor(split, config, context)
+            adapted.predictor(split, config, context)
         new = [rate(config=config, as_cut=_as_cut(rows, config, context))]
         if adapted is not None:
             plain = dataclasses.replace(config, attention_by_distance=False)
-            new.append(rate(config=plain, adapted=adapted, predictor=predictor))
+            new.append(rate(config=plain, adapted=adapted))
         for row in new:
             if ranks.is_main:
                 print_line(line_of(row))

@@ -93,12 +93,12 @@ def test_figures_of_the_results_page_are_those_of_their_files(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    page = Path("docs/results.md").read_text(encoding="utf-8")
+    page = Path("lab/docs/results.md").read_text(encoding="utf-8")
     assert page.index(STRICT) < page.index("## ")
     without = "the header of a table follows its marker"
     tables = page.count("\n| --- |") + page.count("\n|---|")
     assert tables == page.count("<!-- table:") > 10, without
-    status = main(["docs/results.md", "docs/pretrained.md", "--check"])
+    status = main(["lab/docs/results.md", "docs/pretrained.md", "--check"])
     assert (status, capsys.readouterr().out) == (0, "")
 
 

@@ -11,8 +11,8 @@ from lab.studies.contrasts import Noted
 from lab.studies.plan import Contrast, Study
 from lab.studies.report import Findings, as_json
 from lab.studies.results import Row, RunFigures, compared
+from lab.tests.studies.test_statistics import STUDY, as_noted, row
 from tests.forks import ROOT
-from tests.studies.test_statistics import STUDY, as_noted, row
 from txl.runtime.records import json_text
 
 FILES = []

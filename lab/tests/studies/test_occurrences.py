@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lab.studies.occurrences import main
-from tests.studies.test_runner import write_splits
+from lab.tests.studies.test_runner import write_splits
 from txl.config import UsageError
 from txl.evaluation.measures.token_losses import TokenLosses, write_losses
 

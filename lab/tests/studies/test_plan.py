@@ -58,7 +58,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_the_study_of_the_docs_is_one(tmp_path: Path) -> None:
-    page = (ROOT / "docs/studies.md").read_text()
+    page = (ROOT / "lab/docs/studies.md").read_text()
     texts = re.findall("^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     study = read_study(written(tmp_path, "\n".join(texts)))
     assert study.contrasts
