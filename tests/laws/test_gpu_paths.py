@@ -88,5 +88,5 @@ def test_paths_of_a_gpu_in_bfloat16_differ_by_rounding(
     exact = losses_memory_and_gradients(model_of(name, torch.float64), context_of(name))
     for x, y, z in zip(plain, found, exact, strict=True):
         assert x.dtype == y.dtype
-        scale = z.norm() + 1e-3
+        scale = z.norm() + 0.1  # of a bias of keys the gradient is nothing but rounding
         assert (y - z).norm() / scale < 2 * (x - z).norm() / scale + 0.01

@@ -52,7 +52,8 @@ class TwoLayers(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., D). On a GPU bias, ReLU and dropout are one kernel."""
-        first, activation, drop, second = self
+        modules: Any = self
+        first, activation, drop, second = modules
         is_relu = type(activation) is nn.ReLU and first.bias is not None
         if not is_relu or not _is_fused(input) or not _is_half(as_multiplied(input)):
             return super().forward(input)

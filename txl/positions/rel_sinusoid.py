@@ -40,13 +40,13 @@ class RelSinusoid(PositionEncoding):
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         return self.drop(sinusoid(span.distances_S(like.device), self.d_model, like.dtype))
 
-    def project(self, feats: Tensor | RelativeTerms) -> Tensor | RelativeTerms:
+    def project(self, feats: Any) -> Any:
         """W_r R, (S, N, H), of features (S, D); what `project_for_all` has made stays as it is."""
         if isinstance(feats, RelativeTerms):
             return feats
         return rearrange(self.r_net(feats), "s (n h) -> s n h", n=len(self.u_NH))
 
-    def relative(self, feats: Tensor | RelativeTerms) -> RelativeTerms:
+    def relative(self, feats: Any) -> RelativeTerms:
         if isinstance(feats, RelativeTerms):
             return feats
         return RelativeTerms(feats, self.u_NH, self.v_NH)
