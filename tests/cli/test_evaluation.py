@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -211,7 +212,7 @@ def test_two_readings_of_one_memory_are_no_comparison_which_is_said(here: Here) 
 
 
 def test_a_run_that_cannot_be_written_to_is_evaluated_without_a_picture(here: Here) -> None:
-    Path("run/.context.png.writable").mkdir()
+    Path(f"run/.tmp.{os.getpid()}.txl.context.png").mkdir()
     assert "no picture is drawn" in here("eval --split test --mem_len 0 8").err
 
 

@@ -406,14 +406,16 @@ def test_where_a_memory_is_written_nothing_else_is_lost(
 ) -> None:
     """A text that is named twice, a link, a device, a disk that is full."""
     whole = Path("book.memory").read_bytes()
-    for name in ("book.txt", "run/vocab.txt", "run/latest"):
-        Path(name).touch()
+    said = here.refused("read book.txt --work_dir run --to book.txt")
+    assert "--to book.txt: is the file of --text, too" in said
+    Path("notes.txt").write_text("mine")
+    for name in ("notes.txt", "run/latest"):
         before = Path(name).read_bytes()
-        assert "is there, and is no memory; name another file" in here.refused(
+        assert "is there, and is nothing that txl read writes; name another file" in here.refused(
             f"read book.txt --work_dir run --to {name}"
         )
         assert Path(name).read_bytes() == before
-    assert "is a pipe or a device" in here.refused("read book.txt --work_dir run --to /dev/null")
+    assert "is a device" in here.refused("read book.txt --work_dir run --to /dev/zero")
     assert "Is a directory" in here.refused("read book.txt --work_dir run --to run")
     assert "--to: name the file" in here.refused("read book.txt --work_dir run")
     assert "name the file of the text" in here.refused("read --work_dir run --to x.memory")

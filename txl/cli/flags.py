@@ -128,8 +128,8 @@ def read_flags(
 
 
 def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Typed) -> Typed:
-    """The settings of the file of --config, which is taken out of the typed flags; NVIDIA's
-    programs name the file with --config_file, and with --config a configuration in it.
+    """The settings of the file of --config, with its name as `config`; NVIDIA's programs name the
+    file with --config_file, and with --config a configuration in it.
     """
     name = typed.pop("config", None)
     file = typed.pop("config_file", None)
@@ -145,7 +145,7 @@ def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Ty
                 idle[key] = default_of(f)
     words = words_of_file(Path(file), entry, flags, idle, name)
     try:
-        return vars(parser.parse_args(words))
+        return vars(parser.parse_args(words)) | {"config": file}
     except UsageError as error:
         raise UsageError(f"{file}: {str(error).removeprefix('--')}") from None
 

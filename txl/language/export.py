@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 
-from txl.checkpoint import CheckpointWriter, Snapshot
+from txl.checkpoint import CheckpointWriter, Snapshot, save_tensors
 from txl.config import Context, ModelConfig, UsageError, fields_of, hints_of, require
 from txl.convert.huggingface import (
     DATA,
@@ -386,7 +385,7 @@ def write_decoder(lm: "LanguageModel", folder: Path) -> None:
     config = config_for_llama(lm.model, lm.context) | special
     _write_json(folder / "config.json", config)
     tensors = to_llama(lm.model)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if name in files:
             (folder / name).write_text(files[name], encoding="utf-8")
@@ -408,8 +407,8 @@ def write_transfo_xl(lm: "LanguageModel", folder: Path) -> None:
     tensors = {}
     for name, t in to_huggingface(lm.model).items():
         if name not in double:
-            tensors[name] = t.contiguous()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            tensors[name] = t
+    save_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     config = config_for_huggingface(lm.model, lm.context) | {
         "eos_token_id": lm.tokenizer.index[EOS]
     }

@@ -21,17 +21,18 @@ from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from txl.checkpoint import save_tensors
 from txl.config import Context, Dtype, ModelConfig, UsageError, as_dict, require
 from txl.data_utils.tokenizer import Tokenizer
-from txl.files import errors_naming, is_stream, require_readable, require_writable, written_whole
+from txl.files import errors_naming, require_readable
 from txl.inference.kept import Begun, is_finite, misfit, n_whole, read_on
 from txl.model.streams import of_named
 from txl.model.transformer import TransformerXL
 from txl.registry import default_of, settings_before, settings_of_all
 from txl.runtime.log import progress
+from txl.runtime.outputs import Kind, output
 from txl.runtime.records import parse_json, require_fields
 
 FORMAT = 1
@@ -122,15 +123,14 @@ class KeptMemory:
             raise _damaged(self.name, why)
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file, whole or not at all. Raises `UsageError` if something other than a
-        memory has this name, `OSError` if it cannot be written.
+        """Write it to a file, see `output`. Raises `UsageError` if something other than a memory has
+        this name, `OSError` if it cannot be written.
         """
         path = Path(path)
-        require_place(path)
         begun = self.begun
         tensors = {}
         for name, tensor in begun.memory.named().items():
-            tensors[f"memory.{name}"] = tensor.detach().to("cpu", copy=True).contiguous()
+            tensors[f"memory.{name}"] = tensor
         for name in _IDS:
             tensors[name] = torch.tensor([getattr(begun, name)], dtype=torch.int64)
         record = {
@@ -140,10 +140,8 @@ class KeptMemory:
             "n_token": begun.n_token,
             "texts": self.texts,
         }
-        with written_whole(path) as temporary:
-            save_file(tensors, temporary, metadata={_KEY: json.dumps(record)})
-            # the library makes files that only their owner may read
-            temporary.chmod(path.parent.stat().st_mode & 0o666)
+        with output(path, MEMORY) as temporary:
+            save_tensors(temporary, tensors, {_KEY: json.dumps(record)})
 
 
 def read_text(
@@ -159,22 +157,15 @@ def read_text(
     return KeptMemory(begun, memory.reader, (*memory.texts, digest))
 
 
-def require_place(path: Path) -> None:
-    """Raise `UsageError` if something other than a memory has this name, `OSError` if none can be
-    written there.
-    """
-    require(
-        not is_stream(path) or path.is_dir(),
-        f"{path}: is a pipe or a device; a memory needs a file of its own",
-    )
-    require_writable(path)
-    if path.is_file() and not path.is_symlink():
-        try:
-            _record(path)
-        except UsageError:
-            raise UsageError(
-                f"{path}: is there, and is no memory; name another file, or remove it"
-            ) from None
+def _is_memory(path: Path) -> bool:
+    try:
+        _record(path)
+    except UsageError:
+        return False
+    return True
+
+
+MEMORY = Kind("txl read", _is_memory)
 
 
 def load_memory(path: str | Path) -> KeptMemory:

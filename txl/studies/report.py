@@ -12,10 +12,9 @@ import numpy as np
 
 from txl.config import UsageError
 from txl.evaluation.measures.loss_by_position import centre
-from txl.evaluation.report import write_text
-from txl.files import written_whole
 from txl.runtime.log import perplexity
-from txl.runtime.records import json_text, read_json
+from txl.runtime.outputs import Kind, json_kind, output, write_json, write_text
+from txl.runtime.records import read_json
 from txl.studies import tables
 from txl.studies.contrasts import Noted, digest_of
 from txl.studies.plan import METRICS, Search, Study
@@ -40,6 +39,13 @@ if TYPE_CHECKING:
 
 
 JSON = "study.json"
+STUDY = json_kind(
+    "txl study",
+    ("written_by", "study", "runs", "comparisons", "failed"),
+    ("contrasts", "reruns", "search"),
+)
+BESIDE = Kind("txl study", lambda path: STUDY.is_own(path.with_name(JSON)))
+"""Files in a folder that has a study.json."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +93,11 @@ def write_report(study: Study, findings: Findings, folder: Path, said: str) -> l
         "comparisons.csv": tables.as_csv(tables.comparisons_table(study, comparisons)),
         "table.tex": tables.as_latex(tables.figures_table(study, rows)),
         "comparisons.tex": tables.as_latex(tables.comparisons_table(study, comparisons)),
-        JSON: json_text(as_json(study, findings)),
     }
-    paths = [folder / name for name in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        write_text(path, text)
+    write_json(folder / JSON, as_json(study, findings), STUDY)
+    for name, text in texts.items():
+        write_text(folder / name, text, BESIDE)
+    paths = [folder / name for name in (*texts, JSON)]
     return [*paths, *(write_pictures(study, rows, folder) if any(row.runs for row in rows) else [])]
 
 
@@ -343,6 +349,6 @@ def write_pictures(study: Study, rows: Sequence[Row], folder: Path) -> list[Path
     for (name, figure), kind in itertools.product(figures.items(), FORMATS):
         if figure is not None:
             paths.append(folder / f"{name}.{kind}")
-            with written_whole(paths[-1]) as temporary:
+            with output(paths[-1], BESIDE) as temporary:
                 figure.savefig(temporary, dpi=120, format=kind)
     return paths
