@@ -69,10 +69,15 @@ def regular(name: str, flags: int) -> int:
     return descriptor
 
 
-def content_of(path: Path) -> bytes:
-    """The content of a file. Raises `NoFileError` if it is none, `OSError` if it cannot be read."""
+def content_of(path: Path, most: int = -1) -> bytes:
+    """The content of a file, or its first bytes. Raises `NoFileError` if it is none, `OSError` if it
+    cannot be read.
+
+    Args:
+        most: so many bytes are read; -1: all.
+    """
     with errors_naming(path), open(path, "rb", opener=regular) as file:
-        return file.read()
+        return file.read(most)
 
 
 def typed_content(path: str | Path) -> bytes:

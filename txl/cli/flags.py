@@ -144,8 +144,14 @@ def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Ty
             if _conditions(key, f):
                 idle[key] = default_of(f)
     words = words_of_file(Path(file), entry, flags, idle, name)
+    found: Typed = {"config": file}
     try:
-        return vars(parser.parse_args(words)) | {"config": file}
+        for word in words:  # each alone: the items of a list are not words of one flag
+            for key, value in vars(parser.parse_args([word])).items():
+                if isinstance(value, list):
+                    value = [*found.get(key, []), *value]
+                found[key] = value
+        return found
     except UsageError as error:
         raise UsageError(f"{file}: {str(error).removeprefix('--')}") from None
 
