@@ -80,13 +80,16 @@ def content_of(path: Path, most: int = -1) -> bytes:
         return file.read(most)
 
 
-def typed_content(path: str | Path) -> bytes:
-    """The content of a file or pipe that the user has named. Raises `NoFileError` for a device that
-    may never end, `OSError` if it cannot be read.
+def typed_content(path: str | Path, most: int = -1) -> bytes:
+    """The content of a file or pipe that the user has named, or its first bytes. Raises
+    `NoFileError` for a device that may never end, `OSError` if it cannot be read.
+
+    Args:
+        most: so many bytes are read; -1: all.
     """
     with open(path, "rb") as file:
         require_end(file)
-        return file.read()
+        return file.read(most)
 
 
 def require_end(file: BinaryIO) -> None:
@@ -236,16 +239,24 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
             os.close(held)
 
 
+class Stopped(SystemExit):
+    """A signal has asked the process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.signal = signal.Signals(number)
+
+
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that is closed, raise `SystemExit` if they would end the
-    process at once, so that cleanup runs.
+    """SIGTERM, and SIGHUP of a terminal that is closed, raise `Stopped` if they would end the process
+    at once, so that cleanup runs.
 
     Also a decorator.
     """
 
     def end(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
+        raise Stopped(number)
 
     caught = []
     if threading.current_thread() is threading.main_thread():
