@@ -523,3 +523,30 @@ def test_files_that_are_named_nearly_as_temporary_ones_stay(tmp_path: Path) -> N
         require_writable(tmp_path / name)
         write_whole(tmp_path / name, "ours")
     assert all((tmp_path / name).read_text() == "mine" for name in names)
+
+
+def test_a_card_names_no_folder_of_a_machine(here: Here) -> None:
+    """Neither of the text, in the command of the training, nor of what was converted."""
+    here(f"train --data {Path('text').absolute()} --work_dir {Path('far').absolute()}")
+    here(f"convert {Path('far').absolute()} there")
+    here(f"convert {Path('far').absolute()} hf --to huggingface")
+    here(f"convert {Path('hf').absolute()} again")
+    for name in ("there", "hf", "again"):
+        card = Path(name, "README.md").read_text()
+        assert str(Path.cwd()) not in card
+    assert "…/text" in Path("there/README.md").read_text()
+
+
+def test_a_model_that_is_no_run_is_drawn_only_where_it_is_asked_for(here: Here) -> None:
+    here("convert run hf --to huggingface")
+    before = set(Path().rglob("*"))
+    model = "eval --work_dir hf --dataset text --data text --split test --mem_len 0 8"
+    here(model)
+    here(f"{model} --json figures.json")
+    new = set(Path().rglob("*.png")) - before
+    assert not new
+    here(f"{model} --pictures seen")
+    here(f"{model} --plot drawn")
+    assert Path("seen/context.png").is_file()
+    assert Path("drawn/context.png").is_file()
+    assert not Path("context.png").exists()

@@ -183,7 +183,7 @@ def score_splits(
     corpus = ranks.main_first(lambda: lm.corpus(data))
     names = corpus.held_out() if config.split == "all" else (config.split,)
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
-    pictures = pictures_of(config, lm.run or Path())
+    pictures = pictures_of(config, lm.run)
     if ranks.is_main:
         announce(corpus, names, config, learns=additions.dynamic.is_on)
         pictures = drawable(pictures, config)
@@ -230,4 +230,5 @@ def score_splits(
     if ranks.is_main:
         report(rows, gains, costs, config, **origin(lm, corpus, names, config))
         write_pictures(rows, pictures)
-        show_pictures(lm.run or Path(), pictures)
+        if lm.run is not None:
+            show_pictures(lm.run, pictures)

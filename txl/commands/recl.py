@@ -72,9 +72,9 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     if ranks.is_main:
         inputs = inputs_of(typed, "json", "pictures")
         require_outputs({"--json": (config.json, RESULT)}, inputs)
-        pictures = drawable(
-            [unused(picture_folder(config, first.run or Path()) / "recl.png")], config
-        )
+        folder = picture_folder(config, first.run)
+        if folder is not None:
+            pictures = drawable([unused(folder / "recl.png")], config)
     nats_MCP = []
     for run in config.recl:
         model = opened(run, ranks.device, config.dtype)

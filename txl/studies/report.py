@@ -119,10 +119,16 @@ def in_words(study: Study, findings: Findings) -> str:
             " --roll or lm1b draw it, so the spreads are without that of the order of the data."
         )
     if not validated_alike(rows):
+        advice = (
+            " Where the vocabulary is one, max_eval_steps counts segments of eval_batch_size"
+            " streams, whose default differs by memory: give both, or neither."
+        )
+        both = {"max_eval_steps", "eval_batch_size"}
+        if all(both <= set(study.variants[row.name]) for row in rows if row.name in study.variants):
+            advice = ""
         parts.append(
-            "The validation curves are of other tokens from run to run, and are not compared. Where"
-            " the vocabulary is one, max_eval_steps counts segments of eval_batch_size streams,"
-            " whose default differs by memory: give both, or neither."
+            "The validation curves are of other tokens from run to run, and are not compared."
+            + advice
         )
     processors = dict.fromkeys(run.processor for row in rows for run in row.runs if run.processor)
     parts += [f"Processor: {', '.join(processors)}."] * bool(processors)
