@@ -3,7 +3,7 @@
 import datetime
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .processes import Apart
@@ -13,9 +13,9 @@ Messages = Sequence[Mapping[str, str]]
 """Each with a `role` (system, user, assistant) and its `content`."""
 _SECONDS = 10
 """Of processor time for a chat."""
-_CHARACTERS = 1 << 20
+_CHARACTERS = 1 << 14
 _TIMES = 64
-"""Characters of the text beyond those, for one of the messages."""
+"""Characters of a text beyond those, for one of the messages."""
 _MARK = "\ue000\ue001\ue000"
 """Stands at the end of a message that is not finished; characters that no text has."""
 
@@ -51,19 +51,33 @@ class Layout:
         laid_out = [dict(message) for message in messages]
         if not is_finished:
             laid_out[-1]["content"] += f"{_MARK} "
-        text = self._template.render(
+        pieces = self._template.generate(
             messages=laid_out,
             add_generation_prompt=is_finished,
             tools=None,
             documents=None,
             **self._names,
         )
-        n_said = sum(len(message["content"]) for message in messages)
-        if len(text) > _CHARACTERS + _TIMES * n_said:
-            raise ValueError(f"makes {len(text)} characters of {n_said}")
+        n_said = sum(len(part) for message in messages for part in message.values())
+        text = _bounded(pieces, n_said)
         if is_finished:
             return text
         return _before_mark(text)
+
+
+def _bounded(pieces: Iterable[str], n_said: int) -> str:
+    """The text of a template's pieces. Raises `ValueError` if it is far longer than the messages.
+
+    Args:
+        n_said: characters of them.
+    """
+    most = _CHARACTERS + _TIMES * n_said
+    text = ""
+    for piece in pieces:
+        text += piece
+        if len(text) > most:
+            raise ValueError(f"makes {len(text)} characters of {n_said}")
+    return text
 
 
 class ChatTemplate:

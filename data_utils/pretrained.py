@@ -16,7 +16,7 @@ from .datasets import DataSet
 from .documents import Piece, pieces_in
 from .formats import has_rows
 from .raw_text import DataError, reading, text_of
-from .subwords import Subwords
+from .subwords import Subwords, tokenizer_content
 from .texts import Texts
 from .tokenizer import MEASURES, Batch, Block, Encoded, escaped, sizes_of
 
@@ -87,7 +87,7 @@ class Pretrained(Subwords):
             what = "has no tokenizer.json, with which the model's text is read"
             raise DataError(f"{folder}: {what}; bring one, or have transformers write it")
         with reading(path):
-            content = typed_content(path)
+            content = tokenizer_content(path)
         try:
             text = content.decode()
             parts = json.loads(text)

@@ -192,6 +192,22 @@ _SMALLEST = 257  # every byte, and the end of a document
 _ENDS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "[EOS]", "[SEP]")
 
 
+LARGEST = 2**26
+"""Bytes of a tokenizer.json; that of 262,144 tokens has half as many."""
+
+
+def tokenizer_content(path: Path) -> bytes:
+    """The content of a tokenizer.json. Raises `DataError` if it is too large for one, `OSError` if
+    it cannot be read.
+    """
+    content = typed_content(path, LARGEST + 1)
+    if len(content) > LARGEST:
+        raise DataError(
+            f"{path}: is larger than {LARGEST >> 20} MiB, and no tokenizer is; use another copy"
+        )
+    return content
+
+
 class Subwords(RunningTokenizer):
     """The tokens of a tokenizer.json. A document ends with the tokenizer's token for that, if it
     has one. Raises `ValueError` if `content` is no tokenizer.json."""
@@ -202,6 +218,8 @@ class Subwords(RunningTokenizer):
     """Special tokens may stand in a text; else their names are text."""
 
     def __init__(self, content: str) -> None:
+        if len(content) > LARGEST:
+            raise ValueError(f"a tokenizer.json that is larger than {LARGEST >> 20} MiB")
         self.content = content
         self.encoder = encoder_of(content, recognises_special=self.recognises_special)
         super().__init__(self.encoder.names())
@@ -235,7 +253,7 @@ class Subwords(RunningTokenizer):
         """The tokenizer of a file. Raises `DataError` if it is missing or damaged."""
         with reading(path):
             try:
-                return cls(typed_content(path).decode())
+                return cls(tokenizer_content(path).decode())
             except DataError:
                 raise
             except (ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import sys
 import zipfile
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from tests.cli.conftest import Here, change_weights, contents, half_written, poi
 from tests.forks import ROOT
 from txl import TransformerXL
 from txl.config import ModelConfig, UsageError
+from txl.language.model import LanguageModel
 from txl.studies import __main__ as studies
 
 SENTENCES = ROOT / "tests" / "golden" / "data" / "text" / "lm1b"
@@ -644,3 +646,20 @@ def test_a_name_that_is_no_text_is_named(here: Here) -> None:
         assert "\\udcff: not UTF-8; rename it" in here.refused(line)
     with pytest.raises(UsageError, match="not UTF-8; rename it"):
         studies.main(["s\udcff.toml"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["read text/test.txt --work_dir run --to a.memory", "report run --measure", "convert run out"],
+)
+def test_a_program_that_is_told_to_end_says_so(
+    here: Here, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+        monkeypatch.setattr(
+            LanguageModel, "open", lambda *_, n=number, **__: signal.raise_signal(n)
+        )
+        before = signal.signal(number, signal.SIG_DFL)  # nohup has it ignored
+        (complaint,) = here(line, status=status).complaints
+        assert f"stopped by {number.name}" in complaint
+        assert signal.signal(number, before) == signal.SIG_DFL

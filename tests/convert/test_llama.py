@@ -19,6 +19,7 @@ from txl.convert.source import Place
 from txl.convert.tensor_files import INDEX, ONE, fingerprint_of, tensors_of, weights_file
 from txl.inference.reader import Reader
 from txl.model.sizes import model_without_values, weights_of
+from txl.positions.rotary import Rotary
 
 KINDS: dict[str, Any] = json.loads(GOLDEN.read_text())
 
@@ -215,6 +216,28 @@ def test_what_is_not_ours_or_does_not_fit_is_refused(
 ) -> None:
     (folder / "config.json").write_text(json.dumps(settings | change))
     with pytest.raises(UsageError, match=message):
+        Llama.read(Place(folder))
+
+
+def test_no_model_is_built_for_sizes_that_the_weights_do_not_have(
+    folder: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each size is compared with the headers: frequencies of 10^9 channels would take gigabytes."""
+    monkeypatch.setattr(Rotary, "__init__", lambda *_, **__: pytest.fail("built"))
+    for name in ("head_dim", "num_attention_heads", "hidden_size", "num_hidden_layers"):
+        (folder / "config.json").write_text(json.dumps(settings | {"head_dim": 8, name: 10**9}))
+        with pytest.raises(
+            UsageError, match=r"describes a larger model|(n_head|n_layer) 1000000000"
+        ):
+            Llama.read(Place(folder))
+
+
+def test_shapes_are_compared_before_values_are_read(
+    folder: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "config.json").write_text(json.dumps(settings | {"intermediate_size": 44}))
+    monkeypatch.setattr(Tensor, "isfinite", lambda _: pytest.fail("read"))
+    with pytest.raises(UsageError, match="of the shape"):
         Llama.read(Place(folder))
 
 

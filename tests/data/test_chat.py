@@ -59,6 +59,8 @@ REFUSED = [
     ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
     ("{% for", "unexpected|expected"),
     ("{{ 'a' * 10 ** 7 }}", "makes 10000000 characters"),
+    ("{% for i in range(50000) %}{{ i }}{% endfor %}", r"makes 17\d{3} characters"),
+    ("{{ 'a' * 20_000 }}", "makes 20000 characters"),
     ("{{ x.y }}", "undefined"),
 ]
 

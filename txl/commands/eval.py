@@ -29,17 +29,17 @@ from txl.data_utils.transfer import names_in
 from txl.evaluation.config import EVAL, EvalConfig, ReclConfig, ScoreConfig
 from txl.evaluation.cost import Cost, costs_of
 from txl.evaluation.gain import Gain, gains_of
-from txl.evaluation.measures.token_losses import write_losses
-from txl.evaluation.outputs import require_outputs
+from txl.evaluation.measures.token_losses import LOSSES, write_losses
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor
-from txl.evaluation.report import HEAD, print_remarks, write_results
+from txl.evaluation.report import EVALUATION, HEAD, print_remarks, write_results
 from txl.evaluation.rows import Row
 from txl.evaluation.test_time import Additions, prepared
 from txl.language.model import LanguageModel
 from txl.memory import require_works, unbounded
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
+from txl.runtime.outputs import inputs_of, require_outputs
 from txl.runtime.resources import keep_freed_memory
 from txl.training.metrics import show_pictures
 
@@ -83,6 +83,13 @@ def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, Eva
         " length study"
     )
     require(config.pictures is None or bool(pictures_of(config, Path())), nothing)
+    if ranks.is_main:
+        outputs = {
+            "--json": (config.json, EVALUATION),
+            "--token_losses": (config.token_losses, LOSSES),
+        }
+        of_text = dict.fromkeys(names_in(data.data), "--data")
+        require_outputs(outputs, inputs_of(typed, "json", "token_losses", "pictures") | of_text)
     if "reset" not in typed and config.convention == "txl":
         config = dataclasses.replace(config, reset=lm.reading["reset"])
     additions.disturb.require_reading(config.look_backs(lm.context), config.reset)
@@ -132,7 +139,7 @@ def report(
             how["gains"] = [gain.as_dict() for gain in gains]
         if costs:
             how["costs"] = [cost.as_dict() for cost in costs]
-        write_results(Path(config.json), rows, **how)
+        write_results(Path(config.json), rows, EVALUATION, **how)
 
 
 def announce(corpus: Corpus, names: Sequence[str], config: EvalConfig, *, learns: bool) -> None:
@@ -176,11 +183,9 @@ def score_splits(
     corpus = ranks.main_first(lambda: lm.corpus(data))
     names = corpus.held_out() if config.split == "all" else (config.split,)
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
-    pictures = pictures_of(config, lm.run or Path())
+    pictures = pictures_of(config, lm.run)
     if ranks.is_main:
         announce(corpus, names, config, learns=additions.dynamic.is_on)
-        outputs = {"--json": config.json, "--token_losses": config.token_losses}
-        require_outputs(outputs, dict.fromkeys(names_in(data.data), "--data"))
         pictures = drawable(pictures, config)
     rows: list[Row] = []
     gains: list[Gain] = []
@@ -225,4 +230,5 @@ def score_splits(
     if ranks.is_main:
         report(rows, gains, costs, config, **origin(lm, corpus, names, config))
         write_pictures(rows, pictures)
-        show_pictures(lm.run or Path(), pictures)
+        if lm.run is not None:
+            show_pictures(lm.run, pictures)

@@ -17,17 +17,17 @@ from txl.data_utils.corpus import DataConfig
 from txl.data_utils.segments import RowStream, window_streams
 from txl.evaluation.config import EVAL, SCORE, ReclConfig
 from txl.evaluation.measures import recl
-from txl.evaluation.outputs import require_outputs
 from txl.evaluation.plots import drawable, picture_folder, plot_recl, unused
-from txl.evaluation.report import write_json
 from txl.evaluation.score import require_finite
 from txl.language.model import LanguageModel
 from txl.model.autocast import dtype_on, require_in_range
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line, progress, ticking
+from txl.runtime.outputs import inputs_of, json_kind, require_outputs, write_json
 
 MOST_USED = ("recl", "split", "recl_longest", "recl_step", "data", "json")
+RESULT = json_kind("txl recl", ("split", "recl"), ("dtype",))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -70,10 +70,11 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     require(len(ids) > longest, f"--recl_longest {config.recl_longest}: {short}; {advice}")
     pictures = []
     if ranks.is_main:
-        require_outputs({"--json": config.json})
-        pictures = drawable(
-            [unused(picture_folder(config, first.run or Path()) / "recl.png")], config
-        )
+        inputs = inputs_of(typed, "json", "pictures")
+        require_outputs({"--json": (config.json, RESULT)}, inputs)
+        folder = picture_folder(config, first.run)
+        if folder is not None:
+            pictures = drawable([unused(folder / "recl.png")], config)
     nats_MCP = []
     for run in config.recl:
         model = opened(run, ranks.device, config.dtype)
@@ -90,7 +91,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
                 "dtype": config.dtype,
                 "recl": result.as_dict(config.recl),
             }
-            write_json(Path(config.json), content)
+            write_json(Path(config.json), content, RESULT)
 
 
 def require_same_vocabulary(lm: LanguageModel, first: LanguageModel) -> ModelConfig:

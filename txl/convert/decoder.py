@@ -207,35 +207,47 @@ def filled(
     """
     state = {name: state[name] for name in state if not name.endswith(_MADE_AGAIN)}
     n_element = sum(tensor.numel() for tensor in state.values())
-    is_small = shapes_of(config, n_tensor=len(state), n_element=n_element) is not None
+    shapes = shapes_of(config, n_tensor=len(state), n_element=n_element)
     require(
-        is_small,
+        shapes is not None,
         f"{path}: config.json describes a larger model than the {n_element:,} weights beside it",
     )
+    used = _used(shapes or {}, state, names, path)
     for name, tensor in state.items():
         good = tensor.is_floating_point() and bool(tensor.isfinite().all())
         require(good, f"{path}: {name} is no finite floating-point tensor; use another copy")
     model = model_without_values(config, device="cpu")
-    used = set()
     dtype = widest(state.values())
     for name, parameter in weights_of(model).items():
-        parts = []
-        for their_name in names.of(name):
-            require(their_name in state, f"{path}: {their_name} is missing from the weights")
-            used.add(their_name)
-            parts.append(state[their_name].to(dtype))
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        require(
-            tensor.shape == parameter.shape,
-            f"{path}: {' and '.join(names.of(name))}: of the shape {tuple(tensor.shape)};"
-            f" config.json asks for {tuple(parameter.shape)}",
-        )
-        parameter.data = tensor
+        parts = [state[their_name].to(dtype) for their_name in names.of(name)]
+        parameter.data = parts[0] if len(parts) == 1 else torch.cat(parts)
     is_tied = not config.not_tied and names.head in state
     if is_tied and torch.equal(state[names.head], state[names.table]):
         used.add(names.head)
     _require_no_more(state, used, path)
     return model.eval()
+
+
+def _used(
+    shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor], names: Names, path: Path
+) -> set[str]:
+    """The names of the tensors that the model is made of. Raises `UsageError` if one is missing or
+    of another shape; no value is read.
+    """
+    used: set[str] = set()
+    for name, shape in shapes.items():
+        theirs = names.of(name)
+        for their_name in theirs:
+            require(their_name in state, f"{path}: {their_name} is missing from the weights")
+        used.update(theirs)
+        found = [tuple(state[their_name].shape) for their_name in theirs]
+        is_fit = all(found) and {one[1:] for one in found} == {shape[1:]}
+        require(
+            is_fit and sum(one[0] for one in found) == shape[0],
+            f"{path}: {' and '.join(theirs)}: of the shape {' and '.join(map(str, found))};"
+            f" config.json asks for {shape}",
+        )
+    return used
 
 
 def _require_no_more(state: Mapping[str, Tensor], used: set[str], path: Path) -> None:

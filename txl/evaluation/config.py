@@ -88,7 +88,9 @@ class EvalConfig(Lengths, OneModel):
         " both: also says what memory gains in all and by seeing further",
     )
     pictures: str | None = option(
-        None, "directory for plots (default: that of --json; without --json the run's)"
+        None,
+        "directory for plots (default: that of --json; without --json the run's; of a model that is"
+        " no run: none are drawn)",
     )
     loss_by_position: bool = option(
         False,
@@ -191,7 +193,9 @@ class ReclConfig(Lengths):
     split: Literal["valid", "test", "all"] = option("all", "split to measure on: valid or test")
     batch_size: int = option(10, "windows read in parallel", minimum=1)
     pictures: str | None = option(
-        None, "directory for recl.png (default: that of --json; without --json the run's)"
+        None,
+        "directory for recl.png (default: that of --json; without --json the run's; of a model that"
+        " is no run: none is drawn)",
     )
 
     def __post_init__(self) -> None:

@@ -28,9 +28,9 @@ _GAINS = (0.5, 1, 2, 5, 10, 20, 50, 100)
 _LOG = logging.getLogger(__name__)
 
 
-def pictures_of(config: EvalConfig, run: Path) -> list[Path]:
+def pictures_of(config: EvalConfig, run: Path | None) -> list[Path]:
     """The plots of an evaluation of splits: those requested, and `context.png` if there are several
-    lengths.
+    lengths; none where they have no place, see `picture_folder`.
     """
     several = len(config.mem_len) > 1 or len(config.tgt_len) > 1
     wanted = {
@@ -39,6 +39,8 @@ def pictures_of(config: EvalConfig, run: Path) -> list[Path]:
         "attention.png": config.attention_by_distance,
     }
     folder = picture_folder(config, run)
+    if folder is None:
+        return []
     return [unused(folder / name) for name, is_wanted in wanted.items() if is_wanted]
 
 
@@ -54,10 +56,14 @@ def unused(path: Path) -> Path:
     return place
 
 
-def picture_folder(config: EvalConfig | ReclConfig, run: Path) -> Path:
-    """The folder of plots: --pictures, else that of --json, else the run's."""
+def picture_folder(config: EvalConfig | ReclConfig, run: Path | None) -> Path | None:
+    """The folder of plots: --pictures, else that of --json, else the run's. None: there is no run,
+    and nobody has asked for plots.
+    """
     if config.pictures is not None:
         return Path(config.pictures)
+    if run is None:
+        return None
     # /dev/stdout
     if config.json is None or (Path(config.json).exists() and not Path(config.json).is_file()):
         return run
