@@ -68,10 +68,21 @@ def regular(name: str, flags: int) -> int:
     return descriptor
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def _require_no_pointer(begin: bytes, name: str) -> None:
+    """Raise `NoFileError` if a file that begins so only says what git-lfs keeps elsewhere."""
+    if begin.startswith(_POINTER):
+        raise NoFileError(name, "is a pointer of git-lfs, and no content; run git lfs pull there")
+
+
 def content_of(path: Path) -> bytes:
     """The content of a file. Raises `NoFileError` if it is none, `OSError` if it cannot be read."""
     with errors_naming(path), open(path, "rb", opener=regular) as file:
-        return file.read()
+        content = file.read()
+    _require_no_pointer(content, str(path))
+    return content
 
 
 def typed_content(path: str | Path) -> bytes:
@@ -80,7 +91,9 @@ def typed_content(path: str | Path) -> bytes:
     """
     with open(path, "rb") as file:
         require_end(file)
-        return file.read()
+        content = file.read()
+    _require_no_pointer(content, str(path))
+    return content
 
 
 def require_end(file: BinaryIO) -> None:
@@ -277,11 +290,11 @@ def begins_with(path: Path, begin: bytes) -> bool:
 
 
 def require_readable(path: Path) -> None:
-    """Raise `OSError` if a file is there and cannot be opened: safetensors says of any such file
-    that it is missing, and waits for the other end of a pipe.
+    """Raise `OSError` if a file is there and cannot be opened, or is a pointer of git-lfs:
+    safetensors says of any such file that it is missing, and waits for the other end of a pipe.
     """
-    with suppress(FileNotFoundError):
-        os.close(regular(str(path), os.O_RDONLY))
+    with suppress(FileNotFoundError), open(path, "rb", opener=regular) as file:
+        _require_no_pointer(file.read(len(_POINTER)), str(path))
 
 
 def flush(path: Path) -> None:

@@ -192,7 +192,7 @@ SOURCES = Registry(
         "huggingface": "txl.convert.huggingface:HuggingFace",
         "llama": "txl.convert.llama:Llama",
         "gpt_neox": "txl.convert.gpt_neox:GPTNeoX",
-        "tensorflow": "txl.convert.source:TensorFlow",
+        "unread": "txl.convert.unread:Unread",
     },
     base="txl.convert.source:Source",
 )

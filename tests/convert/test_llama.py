@@ -16,7 +16,14 @@ from txl.config import UsageError
 from txl.convert import convert, gpt_neox
 from txl.convert.llama import NAMES, Llama, config_for_llama, configs_of, to_llama
 from txl.convert.source import Place
-from txl.convert.tensor_files import INDEX, ONE, fingerprint_of, tensors_of, weights_file
+from txl.convert.tensor_files import (
+    INDEX,
+    ONE,
+    PICKLED_INDEX,
+    fingerprint_of,
+    tensors_of,
+    weights_file,
+)
 from txl.inference.reader import Reader
 from txl.model.sizes import model_without_values, weights_of
 
@@ -170,7 +177,6 @@ def test_several_files_are_read_by_their_index(folder: Path, settings: dict[str,
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "gemma"}, "model_type gemma; there are llama"),
     ({"vocab_size": "many"}, "vocab_size is 'many', of another type"),
     ({"hidden_size": None}, "hidden_size is 'None', of another type"),
     ({"hidden_act": "tanh"}, "hidden_act tanh: no such activation"),
@@ -269,12 +275,29 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, settings: dict[st
         convert(folder)
 
 
-def test_a_pickled_state_dict_is_read(folder: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("n_file", [1, 3])
+def test_pickled_state_dicts_are_read(n_file: int, folder: Path, settings: dict[str, Any]) -> None:
     state = state_of(settings)
     (folder / ONE).unlink()
-    torch.save(state, folder / "pytorch_model.bin")
+    file_of = dict.fromkeys(state, "pytorch_model.bin")
+    if n_file > 1:
+        for i, name in enumerate(state):
+            file_of[name] = f"pytorch_model-{i % n_file + 1:05}-of-{n_file:05}.bin"
+        (folder / PICKLED_INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
+    for file in set(file_of.values()):
+        torch.save({name: state[name] for name in state if file_of[name] == file}, folder / file)
     back = to_llama(convert(folder).model)
     assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+    before = fingerprint_of(weights_file(folder))
+    torch.save({}, folder / file_of["model.norm.weight"])
+    assert fingerprint_of(weights_file(folder)) != before
+    with pytest.raises(UsageError):
+        convert(folder)
+    if n_file > 1:  # an index that names itself
+        index = json.dumps({"weight_map": dict.fromkeys(state, PICKLED_INDEX)})
+        (folder / PICKLED_INDEX).write_text(index)
+        with pytest.raises(UsageError):
+            convert(folder)
     shutil.rmtree(folder)
 
 

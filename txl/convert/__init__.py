@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txl.config import Context, UsageError
+from txl.config import Context, UsageError, require
 from txl.convert.huggingface import from_huggingface
 from txl.convert.kimiyoung import from_kimiyoung, to_kimiyoung
 from txl.convert.original import words_of_pickle
@@ -69,6 +69,14 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
     for kind in reversed([*SOURCES.values()]):  # those of files of your own first
         if kind.recognises(place):
             return _converted(kind, place, vocabulary)
+    config = source / "config.json"
+    if config.is_file():
+        require(bool(place.settings), f"{config}: damaged; use another copy")
+        families = [name for kind in SOURCES.values() for name in kind.families]
+        raise UsageError(
+            f"{config}: model_type {str(place.settings.get('model_type'))[:40]!r}: no such model is"
+            f" read; there are {', '.join(families)}"
+        )
     what = "neither a run's nor config.json, model.pt or checkpoint_*.pt"
     raise UsageError(f"{source}: holds no checkpoint, {what}; train first, or name another folder")
 

@@ -119,10 +119,7 @@ class GPTNeoX(Source):
 
     name = "gpt_neox"
     kind = "Hugging Face gpt_neox"
-
-    @classmethod
-    def recognises(cls, place: Place) -> bool:
-        return place.settings.get("model_type") == "gpt_neox"
+    families = ("gpt_neox",)
 
     @classmethod
     def read(cls, place: Place) -> Found:
