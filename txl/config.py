@@ -149,9 +149,7 @@ class Checked:
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
-            for one in value if isinstance(value, tuple | list) else (value,):
-                check_field(f, one)
+            check_field(f, getattr(self, f.name))
 
 
 def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
@@ -178,8 +176,12 @@ def hints_of(cls: type) -> dict[str, Any]:
 
 def check_field(f: Field, value: Any) -> None:
     """Raise `UsageError` if a value is not among the choices, or out of the bounds, of a field made
-    by `option`.
+    by `option`; of several values each.
     """
+    if isinstance(value, tuple | list):
+        for one in value:
+            check_field(f, one)
+        return
     require(value != "", f"--{f.name} is empty: give it a value, or leave the flag out")
     if get_origin(f.type) is Literal and value not in get_args(f.type):
         raise UsageError(
@@ -230,7 +232,9 @@ class NamesParts(Checked):
         own = dict(given.pop("own", {}))
         for f in fields(self):  # type: ignore[arg-type]
             object.__setattr__(self, f.name, given.pop(f.name, f.default))
-        object.__setattr__(self, "own", own | given)
+        for name, value in (own | given).items():
+            own[name] = tuple(value) if isinstance(value, list) else value  # of JSON
+        object.__setattr__(self, "own", own)
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -510,6 +514,13 @@ class Context(Checked):
         if self.compressed_len is None:
             return self.mem_len
         return self.compressed_len
+
+    @property
+    def reach(self) -> int:
+        """Tokens of the memory or of a segment, whichever are more: in a context limited to a text
+        those of the text.
+        """
+        return max(self.mem_len, self.tgt_len + self.ext_len)
 
     def as_asked(self, reading: Any, **lengths: int | None) -> "Context":
         """A copy with those of its fields that a configuration of a reading gives, and not as

@@ -148,11 +148,13 @@ ACTIVATIONS = Registry(
     {
         "relu": "torch.nn:ReLU",
         "gelu": "torch.nn:GELU",
+        "gelu_tanh": "txl.model.activations:TanhGELU",
         "relu2": "txl.model.activations:SquaredReLU",
         "silu": "torch.nn:SiLU",
         "glu": "txl.model.activations:GLU",
         "reglu": "txl.model.activations:ReGLU",
         "geglu": "txl.model.activations:GEGLU",
+        "geglu_tanh": "txl.model.activations:TanhGEGLU",
         "swiglu": "txl.model.activations:SwiGLU",
     },
 )

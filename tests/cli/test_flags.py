@@ -268,7 +268,7 @@ BOUNDS = {
     "above 0 and below 1 and finite": "cache_lambda knn_lambda",
     "above 0 and finite": (
         "max_hours target_perplexity target_throughput lr epsilon tflops gpu_gib within between dynamic_lr "
-        "dynamic_epsilon rope_base rope_factor rope_low rope_high"
+        "dynamic_epsilon rope_base rope_factor rope_low rope_high rope_attention rope_short rope_long"
     ),
     "at least -1 and below 2^31": "clamp_len",
     "at least -1 and below 2^63": "max_eval_steps",

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.hf.llamas import EVERY, GOLDEN, golden_ids, weight
+from tests.hf.llamas import EVERY, GOLDEN, LONGROPE, YARN, golden_ids, weight
 from txl.config import UsageError
 from txl.convert import convert, gpt_neox
 from txl.convert.llama import NAMES, Llama, config_for_llama, configs_of, to_llama
@@ -24,7 +24,7 @@ from txl.convert.tensor_files import (
     tensors_of,
     weights_file,
 )
-from txl.inference.reader import Reader
+from txl.inference.reader import Reader, context_of_text
 from txl.model.sizes import model_without_values, weights_of
 
 KINDS: dict[str, Any] = json.loads(GOLDEN.read_text())
@@ -81,10 +81,11 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     settings = KINDS[kind]["config"]
     found = convert(write(tmp_path / "there", settings, state_of(settings)))
     expected_R = torch.tensor(KINDS[kind]["logits"], dtype=torch.float64)
+    context = context_of_text(found.model.config, found.context, golden_ids().shape[1])
     memory = None
     for part_1T in golden_ids().split([11, 7, 12], dim=1):
-        hidden_1TD, memory = found.model(part_1T, memory, found.context)
-    read_1TD = Reader(found.model, found.context, 1).read(golden_ids())
+        hidden_1TD, memory = found.model(part_1T, memory, context)
+    read_1TD = Reader(found.model, context, 1).read(golden_ids())
     for last_D in (hidden_1TD[0, -1], read_1TD[0, -1]):
         logit_V = found.model.softmax.tables[0] @ last_D
         torch.testing.assert_close(logit_V[::EVERY], expected_R, rtol=0, atol=1e-10)
@@ -181,7 +182,16 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": None}, "hidden_size is 'None', of another type"),
     ({"hidden_act": "tanh"}, "hidden_act tanh: no such activation"),
     ({"num_key_value_heads": 3}, "n_head 4 is no multiple of it"),
-    ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type yarn: no such scaling"),
+    ({"rope_parameters": {"rope_type": ["yarn"]}}, "no such scaling .* llama3, yarn, longrope"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type dynamic: its frequencies"),
+    ({"rope_scaling": YARN | {"factor": "4"}}, "factor is '4', and no number"),
+    ({"rope_scaling": YARN | {"beta_fast": 0.5}}, "rope_low 1.0: must be below rope_high 0.5"),
+    ({"rope_scaling": YARN | {"truncate": "no"}}, "truncate is 'no', and no boolean"),
+    ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_base 1.0: must be above 1"),
+    ({"rope_scaling": YARN | {"mscale": 1, "mscale_all_dim": -99}}, "mscale_all_dim -99: must be"),
+    ({"rope_scaling": LONGROPE | {"long_factor": [1.0]}}, "rope_long: has 1 numbers; give 4"),
+    ({"rope_scaling": LONGROPE | {"short_factor": 2}}, "short_factor is no list of numbers"),
+    ({"rope_scaling": LONGROPE | {"original_max_position_embeddings": 1}}, "must be above 1"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": "8"}}, "factor is '8', and no number"),
     ({"partial_rotary_factor": "0.5"}, "partial_rotary_factor is '0.5', and no number"),
     ({"partial_rotary_factor": 0.5}, "no class of Llama's family turns a part"),
@@ -233,6 +243,11 @@ def test_layers_with_and_without_a_window_are_refused(settings: dict[str, Any]) 
         configs_of(settings | qwen | {"max_window_layers": 2}, Path("config.json"))
     _, context = configs_of(settings | qwen | {"max_window_layers": 0}, Path("config.json"))
     assert (context.mem_len, context.same_length) == (8, True)
+
+
+def test_a_context_is_as_long_as_yarn_stretches_it(settings: dict[str, Any]) -> None:
+    _, context = configs_of(settings | {"rope_scaling": YARN | {"factor": 40}}, Path("config.json"))
+    assert context.tgt_len + context.mem_len + 4 == 40 * 24
 
 
 def test_settings_count_as_in_transformers(settings: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert.decoder import (
     ALWAYS,
     REQUIRED,
+    TANH_GELU,
     Names,
     filled,
     naming_fields,
@@ -84,7 +85,7 @@ FAMILIES = {
 """By `model_type`."""
 
 _ALWAYS = ALWAYS | {"norm": "rms"}
-_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu"}
+_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", **dict.fromkeys(TANH_GELU, "geglu_tanh")}
 _OF_CONFIG: dict[str, Any] = {
     **dict.fromkeys(
         (*REQUIRED, "max_position_embeddings"),
@@ -313,7 +314,7 @@ def _their_activation(config: ModelConfig) -> str:
             return theirs
     raise UsageError(
         f"--activation {config.activation}: transformers has no such decoder, only"
-        f" {' or '.join(_ACTIVATIONS.values())}"
+        f" {' or '.join(dict.fromkeys(_ACTIVATIONS.values()))}"
     )
 
 

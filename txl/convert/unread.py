@@ -1,5 +1,6 @@
 """Checkpoints in forms that are not read, which are told by their files and refused with the way out."""
 
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NoReturn
@@ -70,10 +71,8 @@ def _form_of(path: Path) -> str:
 
 def _of_adapter(folder: Path) -> str:
     model = "its model"
-    try:
+    with suppress(OSError, ValueError, TypeError, KeyError):
         model = str(read_json(folder / "adapter_config.json")["base_model_name_or_path"])[:80]
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
     return (
         f"an adapter of PEFT is no model; merge it into {model} with peft's merge_and_unload, and"
         " name the folder that save_pretrained writes then"
