@@ -149,6 +149,7 @@ class Tokenizer(ABC):
         names_line_ends: the names of its tokens are their text, so that a line break is one.
         stop_ids: the tokens that end a generated text.
         chat_template: Jinja2 that lays out a chat; None: it has none.
+        sampling: fields of `txl.generation.rule.Rule` of the model's own, where it has any.
     """
 
     end_id: int | None = None
@@ -211,6 +212,10 @@ class Tokenizer(ABC):
     @property
     def chat_template(self) -> str | None:
         return None
+
+    @property
+    def sampling(self) -> Mapping[str, float]:
+        return {}
 
     @abstractmethod
     def encode(self, text: str) -> Encoded:

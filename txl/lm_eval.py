@@ -5,11 +5,11 @@ python -m txl.lm_eval --model txl --model_args path=runs/mine --tasks wikitext
 An extra: pip install -e ".[lm-eval]" in a clone of the project.
 """
 
+import dataclasses
 import hashlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from txl.config import UsageError, require
 from txl.data_utils.chat import Messages
 from txl.data_utils.free_text import has_tokens
 from txl.evaluation.score import score_text
+from txl.generation.rule import Rule
 from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
 from txl.language.chat import ChatLayout
@@ -94,7 +95,7 @@ class TransformerXLForHarness(LM):
         context = lm.context.overlaid(
             ext_len=0, tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len
         )
-        self.lm: LanguageModel = replace(lm, context=context)
+        self.lm: LanguageModel = dataclasses.replace(lm, context=context)
 
     def loglikelihood(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -226,11 +227,13 @@ class TransformerXLForHarness(LM):
             names = ("num_beams", "length_penalty")
         else:
             names = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-        rule = {}
+        rule: dict[str, Any] = {}
+        if "top_k" in names:  # the harness's settings alone count
+            rule = dataclasses.asdict(Rule())
         for name in (*names, "no_repeat_ngram_size"):
             if settings.get(name) is not None:
                 rule[name] = settings[name]
-        if "num_beams" not in rule:
+        if "num_beams" not in names:
             rule["temperature"] = (
                 float(settings.get("temperature") or 0.0)
                 if settings.get("do_sample", True)

@@ -392,6 +392,9 @@ def write_decoder(lm: "LanguageModel", folder: Path) -> None:
     special = {"bos_token_id": named.get("bos_token"), "eos_token_id": ends}
     config = config_for_llama(lm.model, lm.context) | special
     _write_json(folder / "config.json", config)
+    if tokenizer.sampling:
+        sampling = {"do_sample": True, **tokenizer.sampling}
+        _write_json(folder / "generation_config.json", sampling | special)
     tensors = to_llama(lm.model)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json"):

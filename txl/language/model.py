@@ -6,6 +6,8 @@ lm.generate("Once upon a time")
 """
 
 import dataclasses
+import functools
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +49,7 @@ from txl.registry import MEMORIES
 from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
 
+_LOG = logging.getLogger(__name__)
 TOO_SHORT = "has one token, and nothing before it to predict it from; give more text"
 
 
@@ -349,7 +352,8 @@ class LanguageModel:
                 of a sample.
             length_penalty: see `txl.generation.sampling.beam_search`.
             temperature, top_k, top_p, min_p, typical_p, repetition_penalty: see
-            `txl.generation.rule.Rule`.
+                `txl.generation.rule.Rule`; not given: as the generation_config.json of a pretrained
+                decoder says, if it samples.
         Raises:
             UsageError: if a setting is impossible.
         """
@@ -413,6 +417,18 @@ class LanguageModel:
         with self.computing():
             return "".join(dataclasses.replace(generator, is_chat=True).stream(ids))
 
+    def sampling_rule(self, given: Mapping[str, Any]) -> Rule:
+        """How the next token is sampled: as given, else as the model's own generation_config.json
+        says, which a notice tells once. Raises `UsageError` if a setting is impossible.
+        """
+        own = {}
+        for name, value in self.tokenizer.sampling.items():
+            if name not in given:
+                own[name] = value
+        if own:
+            _say_once(", ".join(f"{name} {value}" for name, value in own.items()))
+        return Rule(**own | dict(given))
+
     def _prompt_ids(self, prompt: str) -> list[int]:
         if self.tokenizer.prompt(prompt):
             return self.encode(prompt)
@@ -447,6 +463,9 @@ class LanguageModel:
             num_beams == 1 or not sampling,
             f"num_beams {num_beams}: draws nothing; leave out {', '.join(sampling)}",
         )
+        rule = Rule()
+        if num_beams == 1:
+            rule = self.sampling_rule(sampling)
         return TextGenerator(
             model=self.model,
             context=self.context,
@@ -455,7 +474,7 @@ class LanguageModel:
             ending=Ending(
                 length=length, lines=lines, stop=(stop,) if isinstance(stop, str) else stop
             ),
-            rule=Rule(**sampling),
+            rule=rule,
             seed=seed,
             allow_unknown=allow_unknown,
             no_repeat_ngram_size=no_repeat_ngram_size,
@@ -524,6 +543,11 @@ class LanguageModel:
     def reading_context(self, n_token: int) -> Context:
         """How a text of so many tokens is read by itself, see `txl.inference.reader`."""
         return context_of_text(self.model_config, self.context, n_token)
+
+
+@functools.cache
+def _say_once(own: str) -> None:
+    _LOG.warning("%s: as the model's generation_config.json says; other values win over them", own)
 
 
 def _read_with(
