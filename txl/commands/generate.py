@@ -136,9 +136,11 @@ def take_turns(
         has_template or config.system is None,
         "--system: the model's tokenizer has no chat template; give it as --prompt",
     )
+    arguments = config.template_arguments()
     if has_template and not config.no_chat:
-        chat(Chat(how, config.system or ""), prompt)
+        chat(Chat(how, config.system or "", arguments), prompt)
     else:
+        require(not arguments, "--chat_template_args: no chat template is used; leave it out")
         require(config.system is None, "--system: is said in a chat only; leave --no_chat out")
         converse(how, prompt, ids, tokenised=tokenised)
 

@@ -7,6 +7,7 @@ lm.generate("Once upon a time")
 
 import dataclasses
 import functools
+import inspect
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from txl.attention_rules import use_attention
 from txl.checkpoint import ModelUse
-from txl.config import Context, Dtype, ModelConfig, UsageError, require
+from txl.config import Context, Dtype, ModelConfig, UsageError, fields_of, require
 from txl.data_utils.chat import Messages
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import is_tokenised
@@ -408,11 +409,18 @@ class LanguageModel:
         settings as `stream`, by default 500 tokens.
 
         Args:
-            messages: each with a `role` (system, user or assistant) and its `content`.
+            messages: each with a `role` (system, user, assistant or tool) and its `content`, a text
+                or a list of parts `{"type": "text", "text": ...}`.
+            settings: others than those of `stream` are arguments of the template, such as
+                `enable_thinking=False` and `tools=[...]`.
         Raises:
-            UsageError: if the tokenizer has no template, or the template refuses the messages.
+            UsageError: if the tokenizer has no template, the template refuses the messages or does
+                not read an argument.
         """
-        ids = ChatLayout(self.tokenizer).ids_of(messages)
+        of_template = {name: value for name, value in settings.items() if name not in _GENERATION}
+        ids = ChatLayout(self.tokenizer, of_template).ids_of(messages)
+        for name in of_template:
+            del settings[name]
         generator = self._generator(**{"length": 500, **settings})
         with self.computing():
             return "".join(dataclasses.replace(generator, is_chat=True).stream(ids))
@@ -449,6 +457,8 @@ class LanguageModel:
         length_penalty: float = 1.0,
         **sampling: Any,
     ) -> TextGenerator:
+        unknown = ", ".join(sampling.keys() - fields_of(Rule).keys())
+        require(not unknown, f"{unknown}: no such setting; there are {', '.join(_GENERATION)}")
         require(num_beams >= 1, f"num_beams {num_beams}: must be at least 1")
         require(
             num_beams > 1 or length_penalty == 1,
@@ -569,4 +579,9 @@ def _read_with(
         contents.record["read_with"] = {"memory": name, **settings}
 
 
+_GENERATION = [
+    *list(inspect.signature(LanguageModel._generator).parameters)[1:-1],
+    *fields_of(Rule),
+]
+"""The settings of `LanguageModel.stream`."""
 load = LanguageModel.open
