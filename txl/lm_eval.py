@@ -31,6 +31,8 @@ from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
 from txl.language.chat import ChatLayout
 from txl.language.model import LanguageModel
+from txl.registry import MEMORIES, settings_of_all
+from txl.runtime.records import fits
 
 try:
     # its own models, which it looks for only while it knows none
@@ -46,6 +48,7 @@ except ImportError:
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _OF_THE_HARNESS = ("batch_size", "max_batch_size", "trust_remote_code")
+_LENGTHS_OF_MEMORIES = ("compressed_len", "lookup_len")
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -57,9 +60,11 @@ class TransformerXLForHarness(LM):
         path: what `txl.load` takes.
         vocabulary: see `txl.load`.
         tgt_len, mem_len, clamp_len: how far it looks back; those of the training if not given.
+        memory: see `txl.load`.
         device: as the harness names it.
         dtype: see `txl.load`, where auto is float32.
-        others: settings that the harness passes to any model; they have no effect here.
+        others: settings of the memory, among them compressed_len and lookup_len; and those that the
+            harness passes to any model, which have no effect here.
     Raises:
         UsageError: if a setting is unknown or impossible.
     """
@@ -72,29 +77,42 @@ class TransformerXLForHarness(LM):
         tgt_len: int | None = None,
         mem_len: int | None = None,
         clamp_len: int | None = None,
+        memory: str | None = None,
         device: str | None = None,
         dtype: str = "auto",
         **others: Any,
     ) -> None:
         super().__init__()
-        unknown = ", ".join(
-            f"{name}={value}" for name, value in others.items() if name not in _OF_THE_HARNESS
-        )
-        names = "path, vocabulary, tgt_len, mem_len, clamp_len and dtype"
-        require(not unknown, f"{unknown}: no such setting; there are {names}")
+        of_memory = settings_of_all((MEMORIES,))
+        lengths: dict[str, Any] = {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}
+        settings = {}
+        unknown = []
+        for name, value in others.items():
+            if name in _LENGTHS_OF_MEMORIES:
+                lengths[name] = value
+            elif name in of_memory:
+                settings[name] = value
+            elif name not in _OF_THE_HARNESS:
+                unknown.append(f"{name}={value}")
+        names = "path, vocabulary, tgt_len, mem_len, clamp_len, dtype, memory and its settings"
+        require(not unknown, f"{', '.join(unknown)}: no such setting; there are {names}")
         require(path != "", "path is missing; give --model_args path=RUN")
-        for name, value in {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}.items():
+        for name, value in lengths.items():
             require(
                 type(value) in (int, type(None)), f"{name}={value}: not a whole number; give one"
             )
+        for name, value in settings.items():
+            hint = of_memory[name].type
+            kind = getattr(hint, "__name__", str(hint))
+            require(fits(value, hint), f"{name}={value}: not of type {kind}; give another")
         if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
             device = "auto"  # the harness asks for cuda:0 when nobody named a device
         if dtype == "auto":
             dtype = "float32"
-        lm = LanguageModel.open(path, device=device, vocabulary=vocabulary, dtype=dtype)
-        context = lm.context.overlaid(
-            ext_len=0, tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len
+        lm = LanguageModel.open(
+            path, device=device, vocabulary=vocabulary, dtype=dtype, memory=memory, **settings
         )
+        context = lm.context.overlaid(ext_len=0, **lengths)
         self.lm: LanguageModel = dataclasses.replace(lm, context=context)
 
     def loglikelihood(
@@ -250,7 +268,16 @@ class TransformerXLForHarness(LM):
         if tokenizer.encodes_in_one and tokenizer.begins:
             context = context.removeprefix(self._bos())  # which is put before it
         stop = [each for each in until if each]
-        text = self.lm.generate(context, length=length, stop=stop, **rule)
+        how = {"length": length, "stop": stop, **rule}
+        if "num_beams" in names or not tokenizer.encodes_in_one:
+            text = self.lm.generate(context, **how)
+        else:
+            text, ids = self.lm.text_and_ids(context, **how)
+            if (
+                len(ids) == length
+            ):  # it may be cut inside a character, of which the harness has a mark
+                n_mark = _n_last(tokenizer.decoded(ids)) - _n_last(text)
+                text += _CUT * max(0, n_mark)
         return tokenizer.without_special(text)
 
     @torch.no_grad()
@@ -271,6 +298,14 @@ class TransformerXLForHarness(LM):
         if has_tokens(text, self.lm.tokenizer):
             return self.lm.encode(text)
         return []
+
+
+_CUT = "\ufffd"
+
+
+def _n_last(text: str) -> int:
+    """Marks of a cut character at the end."""
+    return len(text) - len(text.rstrip(_CUT))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -404,6 +404,15 @@ class LanguageModel:
                 )
             )
 
+    def text_and_ids(
+        self, prompt: str = "", *, memory: KeptMemory | None = None, **settings: Any
+    ) -> tuple[str, list[int]]:
+        """The text that continues the prompt, and the ids of its tokens, one that ended it too;
+        arguments as `stream`, without beams.
+        """
+        with self.computing():
+            return self._generator(memory, **settings).text_and_ids(self._prompt_ids(prompt))
+
     def chat(self, messages: Messages, **settings: Any) -> str:
         """What the model answers to messages, which the chat template of its tokenizer lays out;
         settings as `stream`, by default 500 tokens.
