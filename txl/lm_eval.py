@@ -273,11 +273,9 @@ class TransformerXLForHarness(LM):
             text = self.lm.generate(context, **how)
         else:
             text, ids = self.lm.text_and_ids(context, **how)
-            if (
-                len(ids) == length
-            ):  # it may be cut inside a character, of which the harness has a mark
-                n_mark = _n_last(tokenizer.decoded(ids)) - _n_last(text)
-                text += _CUT * max(0, n_mark)
+            whole = tokenizer.decoded(ids)
+            if len(ids) == length and not any(each in whole for each in stop):
+                text += _unfinished(text, whole)
         return tokenizer.without_special(text)
 
     @torch.no_grad()
@@ -300,12 +298,12 @@ class TransformerXLForHarness(LM):
         return []
 
 
-_CUT = "\ufffd"
-
-
-def _n_last(text: str) -> int:
-    """Marks of a cut character at the end."""
-    return len(text) - len(text.rstrip(_CUT))
+def _unfinished(text: str, whole: str) -> str:
+    """What the library decodes besides at the end of a text that is cut inside a character."""
+    for begin in (text, text.removeprefix(" ")):  # which some tokenizers leave out
+        if whole.startswith(begin):
+            return whole[len(begin) :]
+    return ""
 
 
 def main(argv: Sequence[str]) -> None:

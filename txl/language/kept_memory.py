@@ -4,10 +4,11 @@
     memory.save("book.memory")
     lm.generate("In the end", memory=txl.load_memory("book.memory"))
 
-The file holds the hidden states at the end of the last whole segment, as `memory.0`, `memory.0.name`
-and so on, and the ids since (`since`, `again`). Its metadata say of which model and vocabulary it is,
-in which context and dtype the text was read, and the digests of the text. What is read with it is
-what would be read in one piece.
+The file holds the hidden states at the end of the last whole segment, as `memory.0`,
+`memory.0.name` and so on, in the dtype of the reading where that is one of 16 bits, and the ids
+since (`since`, `again`). Its metadata say of which model and vocabulary it is, in which context and
+dtype the text was read, and the digests of the text. What is read with it is what would be read in
+one piece.
 """
 
 import hashlib
@@ -129,8 +130,12 @@ class KeptMemory:
         require_place(path)
         begun = self.begun
         tensors = {}
+        dtype = getattr(torch, self.reader.dtype)
         for name, tensor in begun.memory.named().items():
-            tensors[f"memory.{name}"] = tensor.detach().to("cpu", copy=True).contiguous()
+            stored = tensor.detach().to("cpu", copy=True).contiguous()
+            if name.isdigit() and dtype.itemsize == 2:
+                stored = stored.to(dtype)
+            tensors[f"memory.{name}"] = stored
         for name in _IDS:
             tensors[name] = torch.tensor([getattr(begun, name)], dtype=torch.int64)
         record = {
