@@ -74,7 +74,7 @@ def read_as_text(special: Mapping[str, int]) -> str:
     if len(special) > 4:
         shown += " ..."
     what = f"names special tokens of the tokenizer ({sum(special.values())} in all: {shown})"
-    return f"{what}, which are read as text, not as these tokens; take them out"
+    return f"{what}, which are read as text; take them out, or train with --special_tokens"
 
 
 class Encoded(NamedTuple):
