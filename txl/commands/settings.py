@@ -165,12 +165,29 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     checkpoint = open_run(run_folder, fixed, ranks, restarted=restarted)
     if checkpoint is None:
         return new_settings(typed, ranks, _initial_model(fixed))
+    typed = _with_its_conventions(typed, checkpoint)
     train = build(TrainConfig, typed, **saved_settings(checkpoint))
     data = build(DataConfig, typed, **data_settings(checkpoint.record, checkpoint.folder, typed))
     context = build(Context, typed, **as_dict(checkpoint.context))
     return _checked(
         Settings(train, context, data, checkpoint.model_config, checkpoint), typed, ranks
     )
+
+
+def _with_its_conventions(typed: Typed, checkpoint: Checkpoint) -> Typed:
+    """The flags without conventions other than those that a run began with, which a preset may name
+    since: a notice says which it keeps.
+    """
+    kept = dict(typed)
+    for name, section, default in (
+        ("warmup_convention", "train", TrainConfig.warmup_convention),
+        ("data_convention", "data", DataConfig.data_convention),
+    ):
+        recorded = checkpoint.record.get(section, {}).get(name, default)
+        asked = kept.pop(name, recorded)
+        if asked != recorded:
+            _LOG.warning("--%s %s: the run goes on with %s, as it began", name, asked, recorded)
+    return kept
 
 
 def new_settings(typed: Typed, ranks: Ranks, initial: LanguageModel | None = None) -> Settings:
