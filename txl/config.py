@@ -51,7 +51,7 @@ TextKind = Literal["wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
 ATTN_IMPL_HELP = (
-    "implementation of relative attention, all with the same result; auto: the fastest; naive: by"
+    "implementation of relative attention, all with the same result; auto: by the shape; naive: by"
     " definition; dense: stores the probabilities; blockwise: memory linear in the length; fused: a"
     " GPU kernel (Triton)"
 )
@@ -312,7 +312,9 @@ class ModelConfig(NamesParts):
     n_layer: int = option(12, "number of layers", section="model", minimum=1, maximum=2**12)
     n_head: int = option(10, "number of attention heads", **SIZE)
     d_head: int = option(50, "size of a head", **SIZE)
-    d_model: int = option(500, "size of the hidden states (even)", **SIZE)
+    d_model: int = option(
+        500, "size of the hidden states (even where positions are sines and cosines)", **SIZE
+    )
     d_inner: int = option(1000, "inner size of the feed-forward net", **SIZE)
     d_embed: int = option(-1, "size of the word embeddings (-1: d_model)", **SIZE)
     adaptive: bool = option(
@@ -400,7 +402,11 @@ class ModelConfig(NamesParts):
             object.__setattr__(self, "d_embed", self.d_model)
         super().__post_init__()
         even = "must be even for as many sines as cosines"
-        require(self.d_model % 2 == 0, f"--d_model {self.d_model}: {even}; use {self.d_model + 1}")
+        for part in self._parts():
+            require(
+                self.d_model % 2 == 0 or not getattr(part, "has_sinusoids", False),
+                f"--d_model {self.d_model}: {even}; use {self.d_model + 1}",
+            )
         for settings in self.of_parts():
             settings.require_fits(self)
         for name, choices in (("activation", ACTIVATIONS), ("norm", NORMS)):

@@ -126,6 +126,11 @@ def shape_of(typed: Typed, context: Context) -> Shape:
 
 
 _LOG = logging.getLogger(__name__)
+_CONVENTIONS = (
+    ("warmup_convention", "train", TrainConfig.warmup_convention),
+    ("data_convention", "data", DataConfig.data_convention),
+)
+"""What a run keeps as it began: flag, its place in the record, what an older record leaves out."""
 ENDLESS = 2**53 - 1
 """Updates that no training makes; JSON holds it exactly."""
 
@@ -153,11 +158,10 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     """
     typed = without_last_update(with_batch_size(typed, ranks))
     remember_typed(typed.get("data"))
+    free = {name for name, _, _ in _CONVENTIONS}
     # what asks for clusters contradicts no model's cutoffs, where these were to be found
     if typed.get("cutoffs") == AUTO:
-        free = {"cutoffs", "adaptive"}
-    else:
-        free = set()
+        free |= {"cutoffs", "adaptive"}
     fixed = {}
     for name, value in typed.items():
         if name not in free:
@@ -179,10 +183,7 @@ def _with_its_conventions(typed: Typed, checkpoint: Checkpoint) -> Typed:
     since: a notice says which it keeps.
     """
     kept = dict(typed)
-    for name, section, default in (
-        ("warmup_convention", "train", TrainConfig.warmup_convention),
-        ("data_convention", "data", DataConfig.data_convention),
-    ):
+    for name, section, default in _CONVENTIONS:
         recorded = checkpoint.record.get(section, {}).get(name, default)
         asked = kept.pop(name, recorded)
         if asked != recorded:

@@ -26,9 +26,18 @@ class Memory:
 
     Differs from kimiyoung/transformer-xl: n_layer tensors of hidden states instead of n_layer + 1,
     whose last was never read.
+
+    Args:
+        states: of each layer, or its hidden states alone, (B, M, D).
+    Raises:
+        TypeError: if one is neither.
     """
 
     states: tuple[State, ...]
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(state, State) for state in self.states):
+            object.__setattr__(self, "states", tuple(map(_state_of, self.states)))
 
     @property
     def layers(self) -> tuple[Tensor, ...]:
@@ -74,6 +83,16 @@ class Memory:
     def detached(self) -> "Memory":
         """Without the graph of what it was computed from."""
         return self.map(Tensor.detach)
+
+
+def _state_of(given: Any) -> State:
+    if isinstance(given, State):
+        return given
+    if isinstance(given, Tensor) and given.ndim == 3:
+        return State(given)
+    raise TypeError(
+        f"Memory takes a State, or a tensor (B, M, D), for each layer; not {type(given)}"
+    )
 
 
 def _changed(state: State, change: Callable[[Tensor], Tensor]) -> State:
