@@ -384,14 +384,14 @@ _SAMPLING = (
 )
 
 
-def sampling_in(folder: Path) -> dict[str, float]:
+def sampling_in(folder: Path) -> dict[str, Any]:
     """How a model's own generation_config.json samples texts, by the fields of
     `txl.generation.rule.Rule`; empty if it does not. Raises `DataError` if it is damaged."""
     path = folder / "generation_config.json"
     settings = _read(path)
     if settings.get("do_sample") is not True:
         return {}
-    sampling: dict[str, float] = {}
+    sampling: dict[str, Any] = {}
     for name in _SAMPLING:
         value = settings.get(name)
         if value is None:

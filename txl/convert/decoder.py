@@ -54,8 +54,9 @@ def read_in_segments(
             its own to, whatever config.json says.
         window: how many tokens, itself included, one sees; None: all.
     """
-    if config.rope_scaling == "yarn":
-        n_trained = max(n_trained, int(min(config.rope_factor * config.rope_trained_len, 2**53)))
+    rope = config.settings(Rotary.Settings)
+    if rope.rope_scaling == "yarn":
+        n_trained = max(n_trained, int(min(rope.rope_factor * rope.rope_trained_len, 2**53)))
     require(n_trained > 1, f"max_position_embeddings {n_trained}: must be at least 2")
     if window is not None and window < n_trained:
         return config, Context(tgt_len=min(SEGMENT, window), mem_len=window, same_length=True)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl.model.memory import State
+from txl.model.memory import State, make_states
 from txl.model.span import Span
 from txl.ops.numbers import total
 
@@ -35,9 +35,7 @@ class Memory:
 
     states: tuple[State, ...]
 
-    def __post_init__(self) -> None:
-        if not all(isinstance(state, State) for state in self.states):
-            object.__setattr__(self, "states", tuple(map(_state_of, self.states)))
+    __post_init__ = make_states
 
     @property
     def layers(self) -> tuple[Tensor, ...]:
@@ -83,16 +81,6 @@ class Memory:
     def detached(self) -> "Memory":
         """Without the graph of what it was computed from."""
         return self.map(Tensor.detach)
-
-
-def _state_of(given: Any) -> State:
-    if isinstance(given, State):
-        return given
-    if isinstance(given, Tensor) and given.ndim == 3:
-        return State(given)
-    raise TypeError(
-        f"Memory takes a State, or a tensor (B, M, D), for each layer; not {type(given)}"
-    )
 
 
 def _changed(state: State, change: Callable[[Tensor], Tensor]) -> State:
