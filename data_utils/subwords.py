@@ -249,14 +249,20 @@ class Subwords(RunningTokenizer):
         return cls(tokenizer.to_str())
 
     @classmethod
-    def read(cls, path: Path) -> "Subwords":
-        """The tokenizer of a file. Raises `DataError` if it is missing or damaged."""
+    def read(cls, path: Path, *, special_tokens: bool = False) -> "Subwords":
+        """The tokenizer of a file. Raises `DataError` if it is missing or damaged.
+
+        Args:
+            special_tokens: names of special tokens in a text are these tokens."""
         with reading(path):
             try:
-                return cls(tokenizer_content(path).decode())
+                content = tokenizer_content(path).decode()
+                if special_tokens:
+                    content = _with_plain_tokens(content)
+                return cls(content)
             except DataError:
                 raise
-            except (ValueError, RecursionError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise DataError(
                     f"--tokenizer {path}: {str(error).splitlines()[0]}; give a whole file"
                 ) from None
@@ -336,6 +342,14 @@ class Subwords(RunningTokenizer):
         return block._replace(special=self.special_in(text))
 
 
+def _with_plain_tokens(content: str) -> str:
+    """A tokenizer.json in which no added token is special: such are recognised in any text."""
+    parts = json.loads(content)
+    for token in parts["added_tokens"]:
+        token["special"] = False
+    return json.dumps(parts)
+
+
 def _without_long_runs(texts: Iterable[str]) -> Iterator[str]:
     """The texts, cut where a run without white space is longer than `_LONGEST_RUN`: a merge goes
     through all of the words that it is in, which takes hours where a text is one word."""
@@ -349,9 +363,12 @@ def _without_long_runs(texts: Iterable[str]) -> Iterator[str]:
 def _given(texts: Texts) -> Subwords | None:
     """The tokenizer of --tokenizer."""
     path = texts.config.tokenizer
+    special_tokens = texts.config.special_tokens
     if path is None:
+        if special_tokens:
+            raise DataError("--special_tokens: are those of a --tokenizer; name its tokenizer.json")
         return None
-    return Subwords.read(Path(path))
+    return Subwords.read(Path(path), special_tokens=special_tokens)
 
 
 def _trained(pieces: Iterator[bytes], config: DataConfig) -> Subwords:

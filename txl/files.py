@@ -69,6 +69,15 @@ def regular(name: str, flags: int) -> int:
     return descriptor
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def _require_no_pointer(begin: bytes, name: str) -> None:
+    """Raise `NoFileError` if a file that begins so only says what git-lfs keeps elsewhere."""
+    if begin.startswith(_POINTER):
+        raise NoFileError(name, "is a pointer of git-lfs, and no content; run git lfs pull there")
+
+
 def content_of(path: Path, most: int = -1) -> bytes:
     """The content of a file, or its first bytes. Raises `NoFileError` if it is none, `OSError` if it
     cannot be read.
@@ -77,7 +86,9 @@ def content_of(path: Path, most: int = -1) -> bytes:
         most: so many bytes are read; -1: all.
     """
     with errors_naming(path), open(path, "rb", opener=regular) as file:
-        return file.read(most)
+        content = file.read(most)
+    _require_no_pointer(content, str(path))
+    return content
 
 
 def typed_content(path: str | Path, most: int = -1) -> bytes:
@@ -89,7 +100,9 @@ def typed_content(path: str | Path, most: int = -1) -> bytes:
     """
     with open(path, "rb") as file:
         require_end(file)
-        return file.read(most)
+        content = file.read(most)
+    _require_no_pointer(content, str(path))
+    return content
 
 
 def require_end(file: BinaryIO) -> None:
@@ -348,11 +361,11 @@ def begins_with(path: Path, begin: bytes) -> bool:
 
 
 def require_readable(path: Path) -> None:
-    """Raise `OSError` if a file is there and cannot be opened: safetensors says of any such file
-    that it is missing, and waits for the other end of a pipe.
+    """Raise `OSError` if a file is there and cannot be opened, or is a pointer of git-lfs:
+    safetensors says of any such file that it is missing, and waits for the other end of a pipe.
     """
-    with suppress(FileNotFoundError):
-        os.close(regular(str(path), os.O_RDONLY))
+    with suppress(FileNotFoundError), open(path, "rb", opener=regular) as file:
+        _require_no_pointer(file.read(len(_POINTER)), str(path))
 
 
 def flush(path: Path) -> None:

@@ -97,7 +97,8 @@ TEXTS: Table = {
     "no valid split": (
         gone(VALID),
         "train --dataset wt103",
-        f"{VALID}: no such file; a folder of text needs",
+        f"{VALID}: no such file; a folder of text needs train.txt, valid.txt and test.txt; of other"
+        " files give --dataset text",
     ),
     "no test split": (gone("text/test.txt"), "train --eval_test", "text/test.txt"),
     "latin1 in train": (lambda: latin1("train"), "train", "text/train.txt, line 3: not UTF-8"),

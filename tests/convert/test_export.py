@@ -23,7 +23,7 @@ from txl.attention_rules import ATTENTION_RULES
 from txl.checkpoint import open_checkpoint
 from txl.commands.settings import Shape, new_settings
 from txl.config import Context, ModelConfig, UsageError, as_dict
-from txl.convert import convert
+from txl.convert import convert, from_kimiyoung, to_kimiyoung
 from txl.convert.huggingface import (
     config_for_huggingface,
     configs_of,
@@ -550,3 +550,22 @@ def test_a_model_that_is_no_run_is_drawn_only_where_it_is_asked_for(here: Here) 
     assert Path("seen/context.png").is_file()
     assert Path("drawn/context.png").is_file()
     assert not Path("context.png").exists()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["learned_relative", "learned_per_layer"])
+def test_an_odd_width_goes_to_2019_and_back_where_there_is_no_sinusoid(position: str) -> None:
+    """As the 2019 code trains it: 3 heads of 7."""
+    count_back = {"count_back": True} if position == "learned_per_layer" else {}
+    shape = {"n_token": 30, "n_layer": 2, "n_head": 3, "d_head": 7, "d_model": 21, "d_inner": 8}
+    config = ModelConfig(**shape, position=position, n_position=6, **count_back)
+    model = TransformerXL(config).double().eval()
+    arguments = {"pre_lnorm": False, "tgt_len": 6, "ext_len": 0, "mem_len": 0, "n_head": 3}
+    back, context = from_kimiyoung(to_kimiyoung(model), arguments)
+    text_BT = torch.arange(14).view(2, 7)
+    nll_BT, _ = model.nll(text_BT[:, :-1], text_BT[:, 1:], None, context)
+    again_BT, _ = back.nll(text_BT[:, :-1], text_BT[:, 1:], None, context)
+    torch.testing.assert_close(again_BT, nll_BT, rtol=0, atol=1e-12)
+    for sines in ("rel_sinusoid", "sinusoid_input", "floater"):
+        with pytest.raises(UsageError, match="--d_model 21: must be even"):
+            ModelConfig(**shape, position=sines)

@@ -299,21 +299,28 @@ def training_command(record: dict[str, Any]) -> str:
             is_flag = is_flag and is_read(f.name, **chosen_by(shape))
             if not is_flag or value is None or value == default:
                 continue
-            words.append(f"--{'no_' if value is False else ''}{f.name}")
-            if not isinstance(value, bool):
-                words += map(str, value) if isinstance(value, list) else [str(value)]
+            words += _words_of(f.name, value)
     settings = settings_of_all()
     for name, value in shape.own.items():
         is_of_file = name not in settings  # its author's, which has not been run here
         if is_of_file or (
             settings[name].metadata.get("flag", True) and value != settings[name].default
         ):
-            words += [f"--{name}", str(value)]
+            words += _words_of(name, value)
     known = fields_of(TrainConfig)
     for name, value in record.get("train", {}).items():
         if name not in known:  # of an optimizer of its author's
             words += [f"--{name}", str(value)]
     return shlex.join(words)
+
+
+def _words_of(name: str, value: Any) -> list[str]:
+    """A flag and its values."""
+    if isinstance(value, bool):
+        return [f"--{'' if value else 'no_'}{name}"]
+    if isinstance(value, list | tuple):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", str(value)]
 
 
 def _fields_of(kind: type) -> Iterable[dataclasses.Field]:
@@ -392,6 +399,9 @@ def write_decoder(lm: "LanguageModel", folder: Path) -> None:
     special = {"bos_token_id": named.get("bos_token"), "eos_token_id": ends}
     config = config_for_llama(lm.model, lm.context) | special
     _write_json(folder / "config.json", config)
+    if tokenizer.sampling:
+        sampling = {"do_sample": True, **tokenizer.sampling}
+        _write_json(folder / "generation_config.json", sampling | special)
     tensors = to_llama(lm.model)
     save_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json"):

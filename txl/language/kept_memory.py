@@ -7,7 +7,7 @@
 The file holds the hidden states at the end of the last whole segment, as `memory.0`, `memory.0.name`
 and so on, and the ids since (`since`, `again`). Its metadata say of which model and vocabulary it is,
 in which context and dtype the text was read, and the digests of the text and of the file's content.
-What is read with it is what would be read in one piece; of a model in bfloat16 the states are
+What is read with it is what would be read in one piece; of a model in bfloat16 the hidden states are
 rounded to it.
 """
 
@@ -132,7 +132,7 @@ class KeptMemory:
         begun = self.begun
         tensors = {}
         for name, tensor in begun.memory.named().items():
-            if self.reader.dtype == "bfloat16" and tensor.dtype == torch.float32:
+            if name.isdigit() and self.reader.dtype == "bfloat16":
                 tensor = tensor.bfloat16()
             tensors[f"memory.{name}"] = tensor
         for name in _IDS:

@@ -54,12 +54,14 @@ class TwoLayers(nn.Sequential):
         """(..., D) to (..., D). On a GPU bias, ReLU and dropout are one kernel."""
         modules: Any = self
         first, activation, drop, second = modules
-        is_relu = type(activation) is nn.ReLU and first.bias is not None
-        if not is_relu or not _is_fused(input) or not _is_half(as_multiplied(input)):
+        bias_F: Tensor | None = first.bias
+        if bias_F is None or type(activation) is not nn.ReLU:
+            return super().forward(input)
+        if not _is_fused(input) or not _is_half(as_multiplied(input)):
             return super().forward(input)
         weight_FD, _ = first.operands()
         z = F.linear(as_multiplied(input), weight_FD)
-        return second(bias_relu(z, first.bias, drop))
+        return second(bias_relu(z, bias_F, drop))
 
 
 def bias_relu(z: Tensor, bias_D: Tensor, drop: Dropout) -> Tensor:

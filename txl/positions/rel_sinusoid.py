@@ -30,6 +30,8 @@ class RelSinusoid(PositionEncoding):
     shared = ("u_NH", "v_NH")
     by_distance = True
 
+    has_sinusoids = True
+
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         self.u_NH = nn.Parameter(torch.randn(config.n_head, config.d_head) * 0.02)
