@@ -171,7 +171,7 @@ def rows(of: Sizes, device: torch.device) -> Iterator[Part]:
     yield Part("dropout, sum, norm by operators", add_norm, 0, n_norm)
     yield Part("bias, ReLU, dropout by operators", bias_relu, 0, n_relu)
     if device.type == "cuda":
-        ours = partial(layer_rows.add_norm, x, y, norm, drop)
+        ours = partial(layer_rows.add_norm, x, y, drop, torch.add, norm)
         yield Part("dropout, sum, norm in one kernel", ours, 0, n_norm)
         yield Part(
             "bias, ReLU, dropout in one kernel",

@@ -3,8 +3,8 @@
     PYTHON -m benchmarks.harness FOLDER --text FILE [--bigbench FILE] [--only NAME ...] [--json FILE]
 
 PYTHON is that of an environment with lm-eval, transformers and what txl needs. FOLDER is one of Hugging Face, such as
-lab/scripts/get_smollm2.sh writes. The tasks are made of WikiText's FILE (its pages, and the last words of its paragraphs)
-and of the package `bigbench`:
+lab/scripts/get_smollm2.sh writes. The tasks are made of WikiText's FILE (its pages, and the last words of its
+paragraphs) and of the package `bigbench`:
 
     pip download --no-deps --no-binary :all: bigbench==1.0.0
 

@@ -272,7 +272,7 @@ def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor] | None) -> Iterator[N
         yield
 
 
-ASK = (cast, head, layer_rows, model_attention, model_layer, model_memory)
+ASK = (cast, head, ops_dropout, layer_rows, model_attention, model_layer, model_memory)
 """Modules that ask whether a tensor is on a GPU."""
 
 

@@ -4,9 +4,9 @@
     python -m benchmarks.pretrained FOLDER --peer PYTHON [--mem_lens 512 2048 8192] [--pairs 7] [--json FILE]
     python -m benchmarks.pretrained FOLDER --peer PYTHON --device cuda --dtypes bfloat16 float32
 
-FOLDER is one of Hugging Face, such as lab/scripts/get_smollm2.sh writes. The text is read as it stands, without a beginning
-token, in segments of 128 tokens, and every token but the first is scored. PYTHON is that of an environment with torch
-and transformers.
+FOLDER is one of Hugging Face, such as lab/scripts/get_smollm2.sh writes. The text is read as it stands, without a
+beginning token, in segments of 128 tokens, and every token but the first is scored. PYTHON is that of an environment with
+torch and transformers.
 """
 
 import argparse

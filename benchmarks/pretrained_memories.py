@@ -1,6 +1,6 @@
 """What each memory of a study of a pretrained decoder holds and takes, and the picture of the study.
 
-    python -m benchmarks.pretrained_memories models/smollm2 --text FILE [--study lab/study_files/pretrained.toml] [--json FILE]
+    python -m benchmarks.pretrained_memories models/smollm2 --text FILE [--study FILE] [--json FILE]
     python -m benchmarks.pretrained_memories --results FILE [FILE ...] --costs FILE --plot FILE
 
 A memory is given to the decoder as it is, with the lengths that a row of the study has at each size, and reads FILE one

@@ -92,8 +92,10 @@ def our_steps(shape: Shape) -> Iterator[object]:
 
 def events_of(work: Iterator[object], steps: int, *, on_gpu: bool) -> list[FunctionEvent]:
     """The profiler's events of n steps, after those of the warm-up."""
-    clip = torch.nn.utils.clip_grad_norm_
-    torch.nn.utils.clip_grad_norm_ = scoped("clipping", clip)
+    utils = torch.nn.utils
+    clip, norm = utils.clip_grad_norm_, utils.get_total_norm  # of the original, and of ours
+    utils.clip_grad_norm_ = scoped("clipping", clip)
+    utils.get_total_norm = scoped("clipping", norm)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     try:
         for _ in range(WARM_UP):
@@ -104,7 +106,7 @@ def events_of(work: Iterator[object], steps: int, *, on_gpu: bool) -> list[Funct
             if on_gpu:
                 torch.cuda.synchronize()
     finally:
-        torch.nn.utils.clip_grad_norm_ = clip
+        utils.clip_grad_norm_, utils.get_total_norm = clip, norm
     return list(profiler.events())
 
 

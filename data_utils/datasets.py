@@ -85,6 +85,12 @@ class DataConfig(Checked):
         "given)",
         when=("dataset", "bpe", "pretrained"),
     )
+    special_tokens: bool = option(
+        False,
+        "names of special tokens of --tokenizer in a text are these tokens, not text (those of "
+        "pretrained always are)",
+        when=("dataset", "bpe"),
+    )
     documents: Literal["auto", "blank", "heading", "file", "row"] = option(
         "auto",
         "what a document is: text up to a blank line, up to a heading '= Title =', a file, or a "

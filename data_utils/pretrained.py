@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +16,7 @@ from .datasets import DataSet
 from .documents import Piece, pieces_in
 from .formats import has_rows
 from .raw_text import DataError, reading, text_of
-from .subwords import Subwords
+from .subwords import Subwords, tokenizer_content
 from .texts import Texts
 from .tokenizer import MEASURES, Batch, Block, Encoded, escaped, sizes_of
 
@@ -37,6 +37,7 @@ class Special:
         eos_id: what ends a text, or a turn of a chat; None: nothing is named so.
         stop_ids: what ends a generated text.
         chat_template: Jinja2 that lays out a chat.
+        sampling: see `sampling_in`.
     """
 
     n_token: int
@@ -44,6 +45,7 @@ class Special:
     eos_id: int | None = None
     stop_ids: tuple[int, ...] = ()
     chat_template: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 class Pretrained(Subwords):
@@ -87,7 +89,7 @@ class Pretrained(Subwords):
             what = "has no tokenizer.json, with which the model's text is read"
             raise DataError(f"{folder}: {what}; bring one, or have transformers write it")
         with reading(path):
-            content = typed_content(path)
+            content = tokenizer_content(path)
         try:
             text = content.decode()
             parts = json.loads(text)
@@ -158,6 +160,10 @@ class Pretrained(Subwords):
     @property
     def chat_template(self) -> str | None:
         return self.special.chat_template
+
+    @property
+    def sampling(self) -> Mapping[str, float]:
+        return self.special.sampling
 
     def special_in(self, text: str) -> dict[str, int]:
         """None is read as text."""
@@ -366,6 +372,37 @@ def _special_in(folder: Path, ids: dict[str, int], n_token: int) -> Special:
         stop_ids=tuple(stop_ids),
         chat_template=_chat_template(folder, of_tokenizer),
     )
+
+
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+)
+
+
+def sampling_in(folder: Path) -> dict[str, Any]:
+    """How a model's own generation_config.json samples texts, by the fields of
+    `txl.generation.rule.Rule`; empty if it does not. Raises `DataError` if it is damaged."""
+    path = folder / "generation_config.json"
+    settings = _read(path)
+    if settings.get("do_sample") is not True:
+        return {}
+    sampling: dict[str, Any] = {}
+    for name in _SAMPLING:
+        value = settings.get(name)
+        if value is None:
+            continue
+        kinds: tuple[type, ...] = (int, float)
+        if name == "top_k":
+            kinds = (int,)
+        if type(value) not in kinds:
+            raise DataError(f"{path}: {name} is {str(value)[:40]!r}, and no number; correct it")
+        sampling[name] = value
+    return sampling
 
 
 def _read(path: Path) -> dict[str, Any]:

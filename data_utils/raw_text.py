@@ -146,8 +146,12 @@ def _how_to_download(folder: Path) -> str:
 
     for name, published in SETS.items():
         if Path(published.folder).name == folder.name:
+            script = f"scripts/run_{name}.sh"
+            if name == "wt103":
+                script = "./run_wt103.sh"
             return (
-                f", or download {name} there: python -m data_utils.download {name} --out {folder}"
+                f", or download {name} there: {script} data (python -m data_utils.download {name}"
+                f" --out {folder})"
             )
     return ""
 
@@ -162,7 +166,8 @@ def require_text(path: Path) -> None:
             )
         if not path.is_file():
             raise DataError(
-                f"{path}: no such file; a folder of text needs train.txt, valid.txt and test.txt"
+                f"{path}: no such file; a folder of text needs train.txt, valid.txt and test.txt;"
+                " of other files give --dataset text"
             )
         if not path.stat().st_size:
             raise DataError(f"{path}: is empty; every split needs some text")

@@ -192,6 +192,22 @@ _SMALLEST = 257  # every byte, and the end of a document
 _ENDS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "[EOS]", "[SEP]")
 
 
+LARGEST = 2**26
+"""Bytes of a tokenizer.json; that of 262,144 tokens has half as many."""
+
+
+def tokenizer_content(path: Path) -> bytes:
+    """The content of a tokenizer.json. Raises `DataError` if it is too large for one, `OSError` if
+    it cannot be read.
+    """
+    content = typed_content(path, LARGEST + 1)
+    if len(content) > LARGEST:
+        raise DataError(
+            f"{path}: is larger than {LARGEST >> 20} MiB, and no tokenizer is; use another copy"
+        )
+    return content
+
+
 class Subwords(RunningTokenizer):
     """The tokens of a tokenizer.json. A document ends with the tokenizer's token for that, if it
     has one. Raises `ValueError` if `content` is no tokenizer.json."""
@@ -202,6 +218,8 @@ class Subwords(RunningTokenizer):
     """Special tokens may stand in a text; else their names are text."""
 
     def __init__(self, content: str) -> None:
+        if len(content) > LARGEST:
+            raise ValueError(f"a tokenizer.json that is larger than {LARGEST >> 20} MiB")
         self.content = content
         self.encoder = encoder_of(content, recognises_special=self.recognises_special)
         super().__init__(self.encoder.names())
@@ -231,14 +249,20 @@ class Subwords(RunningTokenizer):
         return cls(tokenizer.to_str())
 
     @classmethod
-    def read(cls, path: Path) -> "Subwords":
-        """The tokenizer of a file. Raises `DataError` if it is missing or damaged."""
+    def read(cls, path: Path, *, special_tokens: bool = False) -> "Subwords":
+        """The tokenizer of a file. Raises `DataError` if it is missing or damaged.
+
+        Args:
+            special_tokens: names of special tokens in a text are these tokens."""
         with reading(path):
             try:
-                return cls(typed_content(path).decode())
+                content = tokenizer_content(path).decode()
+                if special_tokens:
+                    content = _with_plain_tokens(content)
+                return cls(content)
             except DataError:
                 raise
-            except (ValueError, RecursionError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise DataError(
                     f"--tokenizer {path}: {str(error).splitlines()[0]}; give a whole file"
                 ) from None
@@ -318,6 +342,14 @@ class Subwords(RunningTokenizer):
         return block._replace(special=self.special_in(text))
 
 
+def _with_plain_tokens(content: str) -> str:
+    """A tokenizer.json in which no added token is special: such are recognised in any text."""
+    parts = json.loads(content)
+    for token in parts["added_tokens"]:
+        token["special"] = False
+    return json.dumps(parts)
+
+
 def _without_long_runs(texts: Iterable[str]) -> Iterator[str]:
     """The texts, cut where a run without white space is longer than `_LONGEST_RUN`: a merge goes
     through all of the words that it is in, which takes hours where a text is one word."""
@@ -331,9 +363,12 @@ def _without_long_runs(texts: Iterable[str]) -> Iterator[str]:
 def _given(texts: Texts) -> Subwords | None:
     """The tokenizer of --tokenizer."""
     path = texts.config.tokenizer
+    special_tokens = texts.config.special_tokens
     if path is None:
+        if special_tokens:
+            raise DataError("--special_tokens: are those of a --tokenizer; name its tokenizer.json")
         return None
-    return Subwords.read(Path(path))
+    return Subwords.read(Path(path), special_tokens=special_tokens)
 
 
 def _trained(pieces: Iterator[bytes], config: DataConfig) -> Subwords:

@@ -74,7 +74,7 @@ def read_as_text(special: Mapping[str, int]) -> str:
     if len(special) > 4:
         shown += " ..."
     what = f"names special tokens of the tokenizer ({sum(special.values())} in all: {shown})"
-    return f"{what}, which are read as text, not as these tokens; take them out"
+    return f"{what}, which are read as text; take them out, or train with --special_tokens"
 
 
 class Encoded(NamedTuple):
@@ -149,6 +149,7 @@ class Tokenizer(ABC):
         names_line_ends: the names of its tokens are their text, so that a line break is one.
         stop_ids: the tokens that end a generated text.
         chat_template: Jinja2 that lays out a chat; None: it has none.
+        sampling: fields of `txl.generation.rule.Rule` of the model's own, where it has any.
     """
 
     end_id: int | None = None
@@ -211,6 +212,10 @@ class Tokenizer(ABC):
     @property
     def chat_template(self) -> str | None:
         return None
+
+    @property
+    def sampling(self) -> Mapping[str, float]:
+        return {}
 
     @abstractmethod
     def encode(self, text: str) -> Encoded:

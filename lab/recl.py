@@ -22,15 +22,14 @@ from txl.config import Context, ModelConfig, build, option, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.segments import RowStream, window_streams
 from txl.evaluation.config import Lengths
-from txl.evaluation.outputs import require_outputs
 from txl.evaluation.plots import drawable, picture_folder, unused
-from txl.evaluation.report import write_json
 from txl.evaluation.score import require_finite
 from txl.language.model import LanguageModel
 from txl.model.autocast import dtype_on, require_in_range
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line, progress, ticking
+from txl.runtime.outputs import inputs_of, json_kind, require_outputs, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,9 @@ class ReclConfig(Lengths):
     split: Literal["valid", "test", "all"] = option("all", "split to measure on: valid or test")
     batch_size: int = option(10, "windows read in parallel", minimum=1)
     pictures: str | None = option(
-        None, "directory for recl.png (default: that of --json; without --json the run's)"
+        None,
+        "directory for recl.png (default: that of --json; without --json the run's; of a model that"
+        " is no run: none is drawn)",
     )
 
     def __post_init__(self) -> None:
@@ -83,6 +84,7 @@ class ReclConfig(Lengths):
 
 
 MOST_USED = ("recl", "split", "recl_longest", "recl_step", "data", "json")
+RESULT = json_kind("lab.recl", ("split", "recl"), ("dtype",))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -123,10 +125,11 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     require(len(ids) > longest, f"--recl_longest {config.recl_longest}: {short}; {advice}")
     pictures = []
     if ranks.is_main:
-        require_outputs({"--json": config.json})
-        pictures = drawable(
-            [unused(picture_folder(config, first.run or Path()) / "recl.png")], config
-        )
+        inputs = inputs_of(typed, "json", "pictures")
+        require_outputs({"--json": (config.json, RESULT)}, inputs)
+        folder = picture_folder(config, first.run)
+        if folder is not None:
+            pictures = drawable([unused(folder / "recl.png")], config)
     nats_MCP = []
     for name in config.recl:
         model = opened(name, ranks.device, config.dtype)
@@ -143,7 +146,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
                 "dtype": config.dtype,
                 "recl": result.as_dict(config.recl),
             }
-            write_json(Path(config.json), content)
+            write_json(Path(config.json), content, RESULT)
 
 
 def require_same_vocabulary(lm: LanguageModel, first: LanguageModel) -> ModelConfig:

@@ -17,8 +17,8 @@ txl_python() {
         return
     fi
     python=$venv/bin/python
-    local base candidate wanted stamp=$venv/installed-$requirements
-    wanted=$(cat "$here/requirements.txt" "$here/$requirements" "$here/pyproject.toml")
+    local base candidate wanted stamp=$venv/installed-${requirements//\//-}
+    wanted=$(cat "$here"/requirements*.txt "$here/$requirements" "$here/pyproject.toml")
     if [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
         return
     fi

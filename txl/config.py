@@ -51,7 +51,7 @@ TextKind = Literal["wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
 ATTN_IMPL_HELP = (
-    "implementation of relative attention, all with the same result; auto: the fastest; naive: by"
+    "implementation of relative attention, all with the same result; auto: by the shape; naive: by"
     " definition; dense: stores the probabilities; blockwise: memory linear in the length; fused: a"
     " GPU kernel (Triton)"
 )
@@ -149,9 +149,7 @@ class Checked:
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
-            for one in value if isinstance(value, tuple | list) else (value,):
-                check_field(f, one)
+            check_field(f, getattr(self, f.name))
 
 
 def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
@@ -178,8 +176,12 @@ def hints_of(cls: type) -> dict[str, Any]:
 
 def check_field(f: Field, value: Any) -> None:
     """Raise `UsageError` if a value is not among the choices, or out of the bounds, of a field made
-    by `option`.
+    by `option`; of several values each.
     """
+    if isinstance(value, tuple | list):
+        for one in value:
+            check_field(f, one)
+        return
     require(value != "", f"--{f.name} is empty: give it a value, or leave the flag out")
     if get_origin(f.type) is Literal and value not in get_args(f.type):
         raise UsageError(
@@ -230,7 +232,9 @@ class NamesParts(Checked):
         own = dict(given.pop("own", {}))
         for f in fields(self):  # type: ignore[arg-type]
             object.__setattr__(self, f.name, given.pop(f.name, f.default))
-        object.__setattr__(self, "own", own | given)
+        for name, value in (own | given).items():
+            own[name] = tuple(value) if isinstance(value, list) else value  # of JSON
+        object.__setattr__(self, "own", own)
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -308,7 +312,9 @@ class ModelConfig(NamesParts):
     n_layer: int = option(12, "number of layers", section="model", minimum=1, maximum=2**12)
     n_head: int = option(10, "number of attention heads", **SIZE)
     d_head: int = option(50, "size of a head", **SIZE)
-    d_model: int = option(500, "size of the hidden states (even)", **SIZE)
+    d_model: int = option(
+        500, "size of the hidden states (even where positions are sines and cosines)", **SIZE
+    )
     d_inner: int = option(1000, "inner size of the feed-forward net", **SIZE)
     d_embed: int = option(-1, "size of the word embeddings (-1: d_model)", **SIZE)
     adaptive: bool = option(
@@ -396,7 +402,11 @@ class ModelConfig(NamesParts):
             object.__setattr__(self, "d_embed", self.d_model)
         super().__post_init__()
         even = "must be even for as many sines as cosines"
-        require(self.d_model % 2 == 0, f"--d_model {self.d_model}: {even}; use {self.d_model + 1}")
+        for part in self._parts():
+            require(
+                self.d_model % 2 == 0 or not getattr(part, "has_sinusoids", False),
+                f"--d_model {self.d_model}: {even}; use {self.d_model + 1}",
+            )
         for settings in self.of_parts():
             settings.require_fits(self)
         for name, choices in (("activation", ACTIVATIONS), ("norm", NORMS)):
@@ -510,6 +520,13 @@ class Context(Checked):
         if self.compressed_len is None:
             return self.mem_len
         return self.compressed_len
+
+    @property
+    def reach(self) -> int:
+        """Tokens of the memory or of a segment, whichever are more: in a context limited to a text
+        those of the text.
+        """
+        return max(self.mem_len, self.tgt_len + self.ext_len)
 
     def as_asked(self, reading: Any, **lengths: int | None) -> "Context":
         """A copy with those of its fields that a configuration of a reading gives, and not as

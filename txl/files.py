@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import io
 import os
+import re
 import shutil
 import signal
 import stat
@@ -68,19 +69,40 @@ def regular(name: str, flags: int) -> int:
     return descriptor
 
 
-def content_of(path: Path) -> bytes:
-    """The content of a file. Raises `NoFileError` if it is none, `OSError` if it cannot be read."""
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def _require_no_pointer(begin: bytes, name: str) -> None:
+    """Raise `NoFileError` if a file that begins so only says what git-lfs keeps elsewhere."""
+    if begin.startswith(_POINTER):
+        raise NoFileError(name, "is a pointer of git-lfs, and no content; run git lfs pull there")
+
+
+def content_of(path: Path, most: int = -1) -> bytes:
+    """The content of a file, or its first bytes. Raises `NoFileError` if it is none, `OSError` if it
+    cannot be read.
+
+    Args:
+        most: so many bytes are read; -1: all.
+    """
     with errors_naming(path), open(path, "rb", opener=regular) as file:
-        return file.read()
+        content = file.read(most)
+    _require_no_pointer(content, str(path))
+    return content
 
 
-def typed_content(path: str | Path) -> bytes:
-    """The content of a file or pipe that the user has named. Raises `NoFileError` for a device that
-    may never end, `OSError` if it cannot be read.
+def typed_content(path: str | Path, most: int = -1) -> bytes:
+    """The content of a file or pipe that the user has named, or its first bytes. Raises
+    `NoFileError` for a device that may never end, `OSError` if it cannot be read.
+
+    Args:
+        most: so many bytes are read; -1: all.
     """
     with open(path, "rb") as file:
         require_end(file)
-        return file.read()
+        content = file.read(most)
+    _require_no_pointer(content, str(path))
+    return content
 
 
 def require_end(file: BinaryIO) -> None:
@@ -93,7 +115,7 @@ def require_end(file: BinaryIO) -> None:
         return
     state = os.fstat(descriptor)
     is_device = stat.S_ISCHR(state.st_mode) or stat.S_ISBLK(state.st_mode)
-    if is_device and not os.isatty(descriptor) and not os.path.samestat(state, os.stat(os.devnull)):
+    if is_device and not os.isatty(descriptor) and not _is_null(state):
         raise NoFileError(file.name, "is a device, which may never end")
 
 
@@ -132,21 +154,37 @@ def written_whole(path: Path) -> Iterator[Path]:
     Temporary files that killed processes left for `path` are removed first. A link in the place of
     `path` is replaced, and what it leads to stays as it is.
     """
-    with errors_naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".tmp.*.{path.name}"):
-            _remove_left(left)
-        # the suffix tells writers the format
-        temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")
-        try:
-            with signals_raise(), open(temporary, "xb", opener=not_through_a_link) as held:
-                lock(held.fileno(), wait=False)
-                yield temporary
-                _fsync(temporary)
-                temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with errors_naming(path), _temporary_file(path) as temporary:
+        yield temporary
+        _fsync(temporary)
+        temporary.replace(path)
+
+
+@contextmanager
+def _temporary_file(path: Path) -> Iterator[Path]:
+    """A new file beside `path`, locked; removed at the end if it is still there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left(path)
+    temporary = _temporary_name(path)
+    try:
+        with signals_raise(), open(temporary, "xb", opener=not_through_a_link) as held:
+            lock(held.fileno(), wait=False)
+            yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _temporary_name(path: Path) -> Path:
+    """Of what becomes `path`. A user's file has no such name; its suffix tells writers the format."""
+    return path.with_name(f".tmp.{os.getpid()}.txl.{path.name}")
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the temporary files and folders that killed processes left for `path`."""
+    name = re.compile(rf"\.tmp\.\d+\.txl\.{re.escape(path.name)}", re.ASCII)
+    for left in path.parent.iterdir():
+        if name.fullmatch(left.name):
+            _remove_unless_locked(left)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -169,25 +207,39 @@ def append_whole(file: io.FileIO, content: bytes) -> None:
             raise
 
 
-def _remove_left(path: Path) -> None:
-    """Remove a temporary file unless a living writer holds its lock."""
-    if not stat.S_ISREG(path.lstat().st_mode):
+def _remove_unless_locked(path: Path) -> None:
+    """Remove a temporary file or folder unless a living writer holds its lock."""
+    mode = path.lstat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         path.unlink()
         return
-    with suppress(OSError), open(path, "rb", opener=not_through_a_link) as file:
-        if lock(file.fileno(), wait=False):
-            path.unlink()
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            if lock(descriptor, wait=False):
+                if stat.S_ISDIR(mode):
+                    discard(path)
+                else:
+                    path.unlink()
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
 def folder_written_whole(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder beside `folder`, which may be there if empty; flushed with its
     files and renamed at the end, removed on errors and SIGTERM.
+
+    Temporary folders that killed processes left for `folder` are removed first.
     """
     with errors_naming(folder), signals_raise():
-        temporary = folder.with_name(f".tmp.{os.getpid()}.{folder.name}")
-        temporary.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left(folder)
+        temporary = _temporary_name(folder)
+        temporary.mkdir()
+        held = os.open(temporary, os.O_RDONLY)
         try:
+            lock(held, wait=False)
             yield temporary
             for path in (*temporary.iterdir(), temporary):
                 flush(path)
@@ -196,18 +248,28 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        finally:
+            os.close(held)
+
+
+class Stopped(SystemExit):
+    """A signal has asked the process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.signal = signal.Signals(number)
 
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that is closed, raise `SystemExit` if they would end the
-    process at once, so that cleanup runs.
+    """SIGTERM, and SIGHUP of a terminal that is closed, raise `Stopped` if they would end the process
+    at once, so that cleanup runs.
 
     Also a decorator.
     """
 
     def end(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
+        raise Stopped(number)
 
     caught = []
     if threading.current_thread() is threading.main_thread():
@@ -246,24 +308,46 @@ def lock(descriptor: int, *, wait: bool) -> bool:
 
 
 def require_writable(path: Path) -> None:
-    """Raise `OSError` unless a file can be written there. Devices and pipes are not tried."""
+    """Raise `OSError` unless a file can be written there."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not is_stream(path):
-        probe = path.with_name(f".{path.name}.writable")
-        with written_whole(probe):
-            pass
-        probe.unlink()
+    with errors_naming(path), _temporary_file(path):
+        pass
 
 
 def is_stream(path: Path) -> bool:
-    """True for what is written to as it is, and not replaced: devices, pipes, /dev/stdout also
-    where it is a file. The files of /dev/shm are files as any others.
+    """True for what is written to as it is, and not replaced: a pipe, a terminal, /dev/null, and
+    what this process was given open, such as /dev/stdout, also where that is a file.
     """
-    if path.exists() and not path.is_file():
+    parts = Path(os.path.abspath(path)).parts
+    if parts[:3] in (("/", "dev", "stdout"), ("/", "dev", "stderr"), ("/", "dev", "fd")):
         return True
-    whole = path.absolute()
-    return whole.parts[1:2] in (("dev",), ("proc",)) and whole.parts[1:3] != ("dev", "shm")
+    if parts[:4] == ("/", "proc", "self", "fd"):
+        return True
+    try:
+        state = path.stat()
+    except OSError:
+        return False
+    if stat.S_ISCHR(state.st_mode):
+        return _is_null(state) or _is_terminal(path)
+    return stat.S_ISFIFO(state.st_mode)
+
+
+def _is_null(state: os.stat_result) -> bool:
+    """Whether this is the device /dev/null, under any name."""
+    return stat.S_ISCHR(state.st_mode) and state.st_rdev == os.stat(os.devnull).st_rdev
+
+
+def _is_terminal(path: Path) -> bool:
+    """Whether a device is a terminal."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.isatty(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 RECORDS_BEGIN = b'{"kind": "start", '
@@ -277,11 +361,11 @@ def begins_with(path: Path, begin: bytes) -> bool:
 
 
 def require_readable(path: Path) -> None:
-    """Raise `OSError` if a file is there and cannot be opened: safetensors says of any such file
-    that it is missing, and waits for the other end of a pipe.
+    """Raise `OSError` if a file is there and cannot be opened, or is a pointer of git-lfs:
+    safetensors says of any such file that it is missing, and waits for the other end of a pipe.
     """
-    with suppress(FileNotFoundError):
-        os.close(regular(str(path), os.O_RDONLY))
+    with suppress(FileNotFoundError), open(path, "rb", opener=regular) as file:
+        _require_no_pointer(file.read(len(_POINTER)), str(path))
 
 
 def flush(path: Path) -> None:

@@ -5,11 +5,11 @@ python -m txl.lm_eval --model txl --model_args path=runs/mine --tasks wikitext
 An extra: pip install -e ".[lm-eval]" in a clone of the project.
 """
 
+import dataclasses
 import hashlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -26,10 +26,13 @@ from txl.config import UsageError, require
 from txl.data_utils.chat import Messages
 from txl.data_utils.free_text import has_tokens
 from txl.evaluation.score import score_text
+from txl.generation.rule import Rule
 from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
 from txl.language.chat import ChatLayout
 from txl.language.model import LanguageModel
+from txl.registry import MEMORIES, settings_of_all
+from txl.runtime.records import fits
 
 try:
     # its own models, which it looks for only while it knows none
@@ -45,6 +48,7 @@ except ImportError:
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _OF_THE_HARNESS = ("batch_size", "max_batch_size", "trust_remote_code")
+_LENGTHS_OF_MEMORIES = ("compressed_len", "lookup_len")
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -56,9 +60,11 @@ class TransformerXLForHarness(LM):
         path: what `txl.load` takes.
         vocabulary: see `txl.load`.
         tgt_len, mem_len, clamp_len: how far it looks back; those of the training if not given.
+        memory: see `txl.load`.
         device: as the harness names it.
         dtype: see `txl.load`, where auto is float32.
-        others: settings that the harness passes to any model; they have no effect here.
+        others: settings of the memory, among them compressed_len and lookup_len; and those that the
+            harness passes to any model, which have no effect here.
     Raises:
         UsageError: if a setting is unknown or impossible.
     """
@@ -71,30 +77,43 @@ class TransformerXLForHarness(LM):
         tgt_len: int | None = None,
         mem_len: int | None = None,
         clamp_len: int | None = None,
+        memory: str | None = None,
         device: str | None = None,
         dtype: str = "auto",
         **others: Any,
     ) -> None:
         super().__init__()
-        unknown = ", ".join(
-            f"{name}={value}" for name, value in others.items() if name not in _OF_THE_HARNESS
-        )
-        names = "path, vocabulary, tgt_len, mem_len, clamp_len and dtype"
-        require(not unknown, f"{unknown}: no such setting; there are {names}")
+        of_memory = settings_of_all((MEMORIES,))
+        lengths: dict[str, Any] = {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}
+        settings = {}
+        unknown = []
+        for name, value in others.items():
+            if name in _LENGTHS_OF_MEMORIES:
+                lengths[name] = value
+            elif name in of_memory:
+                settings[name] = value
+            elif name not in _OF_THE_HARNESS:
+                unknown.append(f"{name}={value}")
+        names = "path, vocabulary, tgt_len, mem_len, clamp_len, dtype, memory and its settings"
+        require(not unknown, f"{', '.join(unknown)}: no such setting; there are {names}")
         require(path != "", "path is missing; give --model_args path=RUN")
-        for name, value in {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}.items():
+        for name, value in lengths.items():
             require(
                 type(value) in (int, type(None)), f"{name}={value}: not a whole number; give one"
             )
+        for name, value in settings.items():
+            hint = of_memory[name].type
+            kind = getattr(hint, "__name__", str(hint))
+            require(fits(value, hint), f"{name}={value}: not of type {kind}; give another")
         if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
             device = "auto"  # the harness asks for cuda:0 when nobody named a device
         if dtype == "auto":
             dtype = "float32"
-        lm = LanguageModel.open(path, device=device, vocabulary=vocabulary, dtype=dtype)
-        context = lm.context.overlaid(
-            ext_len=0, tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len
+        lm = LanguageModel.open(
+            path, device=device, vocabulary=vocabulary, dtype=dtype, memory=memory, **settings
         )
-        self.lm: LanguageModel = replace(lm, context=context)
+        context = lm.context.overlaid(ext_len=0, **lengths)
+        self.lm: LanguageModel = dataclasses.replace(lm, context=context)
 
     def loglikelihood(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -226,11 +245,13 @@ class TransformerXLForHarness(LM):
             names = ("num_beams", "length_penalty")
         else:
             names = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-        rule = {}
+        rule: dict[str, Any] = {}
+        if "top_k" in names:  # the harness's settings alone count
+            rule = dataclasses.asdict(Rule())
         for name in (*names, "no_repeat_ngram_size"):
             if settings.get(name) is not None:
                 rule[name] = settings[name]
-        if "num_beams" not in rule:
+        if "num_beams" not in names:
             rule["temperature"] = (
                 float(settings.get("temperature") or 0.0)
                 if settings.get("do_sample", True)
@@ -247,7 +268,14 @@ class TransformerXLForHarness(LM):
         if tokenizer.encodes_in_one and tokenizer.begins:
             context = context.removeprefix(self._bos())  # which is put before it
         stop = [each for each in until if each]
-        text = self.lm.generate(context, length=length, stop=stop, **rule)
+        how = {"length": length, "stop": stop, **rule}
+        if "num_beams" in names or not tokenizer.encodes_in_one:
+            text = self.lm.generate(context, **how)
+        else:
+            text, ids = self.lm.text_and_ids(context, **how)
+            whole = tokenizer.decoded(ids)
+            if len(ids) == length and not any(each in whole for each in stop):
+                text += _unfinished(text, whole)
         return tokenizer.without_special(text)
 
     @torch.no_grad()
@@ -268,6 +296,14 @@ class TransformerXLForHarness(LM):
         if has_tokens(text, self.lm.tokenizer):
             return self.lm.encode(text)
         return []
+
+
+def _unfinished(text: str, whole: str) -> str:
+    """What the library decodes besides at the end of a text that is cut inside a character."""
+    for begin in (text, text.removeprefix(" ")):  # which some tokenizers leave out
+        if whole.startswith(begin):
+            return whole[len(begin) :]
+    return ""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -148,11 +148,13 @@ ACTIVATIONS = Registry(
     {
         "relu": "torch.nn:ReLU",
         "gelu": "torch.nn:GELU",
+        "gelu_tanh": "txl.model.activations:TanhGELU",
         "relu2": "txl.model.activations:SquaredReLU",
         "silu": "torch.nn:SiLU",
         "glu": "txl.model.activations:GLU",
         "reglu": "txl.model.activations:ReGLU",
         "geglu": "txl.model.activations:GEGLU",
+        "geglu_tanh": "txl.model.activations:TanhGEGLU",
         "swiglu": "txl.model.activations:SwiGLU",
     },
 )
@@ -192,7 +194,7 @@ SOURCES = Registry(
         "huggingface": "txl.convert.huggingface:HuggingFace",
         "llama": "txl.convert.llama:Llama",
         "gpt_neox": "txl.convert.gpt_neox:GPTNeoX",
-        "tensorflow": "txl.convert.source:TensorFlow",
+        "unread": "txl.convert.unread:Unread",
     },
     base="txl.convert.source:Source",
 )

@@ -86,7 +86,7 @@ def train(
     model, mems = model_of(shape, folder).train(), []
     if prepare is not None:
         prepare(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.00025)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.00025, fused=True)
     for input_TB, target_TB in ids(shape):
         with autocast(shape):
             nll_TB, *mems = model(input_TB, target_TB, *mems)

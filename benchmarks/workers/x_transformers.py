@@ -76,7 +76,7 @@ def generate(shape: Shape) -> Iterator[object]:
 def train(shape: Shape) -> Iterator[object]:
     """A step at a time."""
     model, mems = model_of(shape).train(), None
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.00025)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.00025, fused=True)
     for input_BT, target_BT in segments(shape):
         with autocast(shape):
             logit_BTV, mems = model(input_BT.to(shape.device), mems=mems, return_mems=True)

@@ -18,8 +18,8 @@ from typing import Any
 from lab.studies.plan import Contrast, Study, evaluation_of, pairs, slug, tasks
 from lab.studies.runner import done_in, finished
 from txl.config import UsageError
-from txl.evaluation.report import write_json
-from txl.runtime.records import read_json, require_fields
+from txl.files import write_whole
+from txl.runtime.records import json_text, read_json, require_fields
 
 NOTES = "contrasts.json"
 """In the folder of a study's results."""
@@ -91,10 +91,8 @@ def note_contrasts(study: Study, runs: Path, folder: Path) -> list[Noted]:
         if was_read(study, old.contrast, runs):
             noted.append(Noted(**{**asdict(old), "is_asked": False}))
     if noted != before:
-        write_json(
-            folder / NOTES,
-            {"digest": digest_of(noted), "contrasts": [asdict(one) for one in noted]},
-        )
+        notes = {"digest": digest_of(noted), "contrasts": [asdict(one) for one in noted]}
+        write_whole(folder / NOTES, json_text(notes, ensure_ascii=False))
     return noted
 
 

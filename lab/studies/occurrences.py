@@ -24,8 +24,8 @@ from txl.config import Checked, UsageError, build, option, require
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.datasets import DataConfig
 from txl.evaluation.measures.token_losses import TokenLosses, read_losses
-from txl.evaluation.report import write_text
 from txl.runtime.log import print_line
+from txl.runtime.outputs import inputs_of, require_outputs, text_kind, write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,10 @@ class OccurrencesConfig(Checked):
     of: tuple[str, ...] = option((), "a row and a column of the study: whose memory is asked about")
     against: tuple[str, ...] = option((), "another row and column, of the same tokens")
     csv: str | None = option(None, "write the table to this file, unrounded")
+
+
+_COLUMNS = ("last occurrence", "in training", "tokens", "of", "against", "share")
+TABLE = text_kind("lab.studies.occurrences", ",".join(_COLUMNS))
 
 
 class Group(NamedTuple):
@@ -84,10 +88,12 @@ def main(argv: Sequence[str]) -> None:
         runs = Path(config.runs)
     else:
         runs = folder / "runs"
+    inputs = inputs_of({**typed, "study": argv[0]}, "csv")
+    require_outputs({"--csv": (config.csv, TABLE)}, inputs)
     groups = compare(study, runs, config.of, config.against)
     print_line(tables.as_markdown(table_of(groups)))
     if config.csv:
-        write_text(Path(config.csv), tables.as_csv(unrounded(groups)))
+        write_text(Path(config.csv), tables.as_csv(unrounded(groups)), TABLE)
 
 
 def compare(study: Study, runs: Path, of: Sequence[str], against: Sequence[str]) -> list[Group]:
@@ -239,8 +245,7 @@ def table_of(groups: Sequence[Group]) -> tables.Table:
 def unrounded(groups: Sequence[Group]) -> tables.Table:
     """For programs: a group a row, with the difference of each seed."""
     n_seed = len(groups[0].differences)
-    header = ["last occurrence", "in training", "tokens", "of", "against", "share"]
-    header += [f"difference {i}" for i in range(1, n_seed + 1)]
+    header = [*_COLUMNS, *(f"difference {i}" for i in range(1, n_seed + 1))]
     rows = []
     for group in groups:
         rows.append(

@@ -562,5 +562,8 @@ def words(flags: Flags, run: Path) -> list[str]:
                 values = value
             else:
                 values = [value]
+            for one in values:
+                is_flag = str(one).startswith("--") and " " not in str(one)
+                require(not is_flag, f"{name} = {one}: begins as a flag; give another value")
             line += [f"--{name}", *(str(v).replace("{run}", str(run)) for v in values)]
     return line

@@ -28,10 +28,9 @@ from lab.studies.results import (
 from lab.studies.runner import best_finite
 from lab.studies.statistics import POWER, Comparison, mean_and_spread
 from txl.config import UsageError
-from txl.evaluation.report import write_text
-from txl.files import written_whole
 from txl.runtime.log import perplexity
-from txl.runtime.records import json_text, read_json
+from txl.runtime.outputs import Kind, json_kind, output, write_json, write_text
+from txl.runtime.records import read_json
 from txl.training.metrics import provenance
 
 if TYPE_CHECKING:
@@ -40,6 +39,13 @@ if TYPE_CHECKING:
 
 
 JSON = "study.json"
+STUDY = json_kind(
+    "lab.studies",
+    ("written_by", "study", "runs", "comparisons", "failed"),
+    ("contrasts", "reruns", "search"),
+)
+BESIDE = Kind("lab.studies", lambda path: STUDY.is_own(path.with_name(JSON)))
+"""Files in a folder that has a study.json."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +93,11 @@ def write_report(study: Study, findings: Findings, folder: Path, said: str) -> l
         "comparisons.csv": tables.as_csv(tables.comparisons_table(study, comparisons)),
         "table.tex": tables.as_latex(tables.figures_table(study, rows)),
         "comparisons.tex": tables.as_latex(tables.comparisons_table(study, comparisons)),
-        JSON: json_text(as_json(study, findings)),
     }
-    paths = [folder / name for name in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        write_text(path, text)
+    write_json(folder / JSON, as_json(study, findings), STUDY)
+    for name, text in texts.items():
+        write_text(folder / name, text, BESIDE)
+    paths = [folder / name for name in (*texts, JSON)]
     return [*paths, *(write_pictures(study, rows, folder) if any(row.runs for row in rows) else [])]
 
 
@@ -113,10 +119,16 @@ def in_words(study: Study, findings: Findings) -> str:
             " --roll or lm1b draw it, so the spreads are without that of the order of the data."
         )
     if not validated_alike(rows):
+        advice = (
+            " Where the vocabulary is one, max_eval_steps counts segments of eval_batch_size"
+            " streams, whose default differs by memory: give both, or neither."
+        )
+        both = {"max_eval_steps", "eval_batch_size"}
+        if all(both <= set(study.variants[row.name]) for row in rows if row.name in study.variants):
+            advice = ""
         parts.append(
-            "The validation curves are of other tokens from run to run, and are not compared. Where"
-            " the vocabulary is one, max_eval_steps counts segments of eval_batch_size streams,"
-            " whose default differs by memory: give both, or neither."
+            "The validation curves are of other tokens from run to run, and are not compared."
+            + advice
         )
     processors = dict.fromkeys(run.processor for row in rows for run in row.runs if run.processor)
     parts += [f"Processor: {', '.join(processors)}."] * bool(processors)
@@ -343,6 +355,6 @@ def write_pictures(study: Study, rows: Sequence[Row], folder: Path) -> list[Path
     for (name, figure), kind in itertools.product(figures.items(), FORMATS):
         if figure is not None:
             paths.append(folder / f"{name}.{kind}")
-            with written_whole(paths[-1]) as temporary:
+            with output(paths[-1], BESIDE) as temporary:
                 figure.savefig(temporary, dpi=120, format=kind)
     return paths

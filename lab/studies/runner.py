@@ -27,12 +27,11 @@ from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.datasets import DATA_SETS, DataConfig
 from txl.evaluation.config import EVAL, SCORE
 from txl.evaluation.conventions import DEALING
-from txl.evaluation.report import write_json
-from txl.files import not_through_a_link, require_no_link
+from txl.files import not_through_a_link, require_no_link, write_whole
 from txl.plugins import plugin
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
-from txl.runtime.records import read_json, read_json_lines
+from txl.runtime.records import json_text, read_json, read_json_lines
 from txl.runtime.signals import GO_ON, StopNow, StopRequest
 from txl.training.config import TrainConfig
 from txl.training.metrics import RECORDS
@@ -241,11 +240,15 @@ def _do(study: Study, task: Task, n_thread: int, programs: Programs) -> bool:
         if "train" not in done:
             _train(task, program)
             done = {"train": task.flags, "evaluations": {}}
-            write_json(task.folder / DONE, done)
+            _note(task.folder / DONE, done)
         for name, flags in left.items():
             done["evaluations"][name] = _evaluate(task, name, flags, program)
-            write_json(task.folder / DONE, done)
+            _note(task.folder / DONE, done)
         return True
+
+
+def _note(path: Path, content: Mapping[str, Any]) -> None:
+    write_whole(path, json_text(content, ensure_ascii=False))
 
 
 def _train(task: Task, program: Callable[[list[str]], None]) -> None:
@@ -263,7 +266,7 @@ def _train(task: Task, program: Callable[[list[str]], None]) -> None:
                 " remove this one"
             )
     else:
-        write_json(begun, task.flags)
+        _note(begun, task.flags)
     program(["train", "--work_dir", str(run), "--resume", *words(task.flags, run)])
 
 
@@ -333,7 +336,7 @@ def _try(short: Task, n_thread: int, programs: Programs) -> float:
         else:
             valid_nats = _last_loss(short.folder / "run" / RECORDS)
         done = {"train": short.flags, "valid_nats": valid_nats, "evaluations": {}}
-        write_json(short.folder / DONE, done)
+        _note(short.folder / DONE, done)
         loss = loss_of(finished(short))
         assert loss is not None
         print_line(f"| {short.variant}: valid loss {loss:.4f}")

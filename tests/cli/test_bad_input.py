@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import sys
 import zipfile
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from tests.cli.conftest import Here, change_weights, contents, half_written, poi
 from tests.forks import ROOT
 from txl import TransformerXL
 from txl.config import ModelConfig, UsageError
+from txl.language.model import LanguageModel
 
 SENTENCES = ROOT / "tests" / "golden" / "data" / "text" / "lm1b"
 FullDisk = Callable[[int], AbstractContextManager[None]]
@@ -94,7 +96,8 @@ TEXTS: Table = {
     "no valid split": (
         gone(VALID),
         "train --dataset wt103",
-        f"{VALID}: no such file; a folder of text needs",
+        f"{VALID}: no such file; a folder of text needs train.txt, valid.txt and test.txt; of other"
+        " files give --dataset text",
     ),
     "no test split": (gone("text/test.txt"), "train --eval_test", "text/test.txt"),
     "latin1 in train": (lambda: latin1("train"), "train", "text/train.txt, line 3: not UTF-8"),
@@ -636,3 +639,20 @@ def test_a_name_that_is_no_text_is_named(here: Here) -> None:
         "eval --json j\udcff",
     ):
         assert "\\udcff: not UTF-8; rename it" in here.refused(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["read text/test.txt --work_dir run --to a.memory", "report run --measure", "convert run out"],
+)
+def test_a_program_that_is_told_to_end_says_so(
+    here: Here, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+        monkeypatch.setattr(
+            LanguageModel, "open", lambda *_, n=number, **__: signal.raise_signal(n)
+        )
+        before = signal.signal(number, signal.SIG_DFL)  # nohup has it ignored
+        (complaint,) = here(line, status=status).complaints
+        assert f"stopped by {number.name}" in complaint
+        assert signal.signal(number, before) == signal.SIG_DFL

@@ -1,7 +1,9 @@
 """eval.py on the splits of a text: its figures, tables, files and pictures, and its grids of lengths."""
 
+import errno
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -208,8 +210,13 @@ def test_two_readings_of_one_memory_are_no_comparison_which_is_said(here: Here) 
     assert "give --mem_len" not in here("eval --split test --mem_len 0 4 --borders both").out
 
 
-def test_a_run_that_cannot_be_written_to_is_evaluated_without_a_picture(here: Here) -> None:
-    Path("run/.context.png.writable").mkdir()
+def test_a_run_that_cannot_be_written_to_is_evaluated_without_a_picture(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("txl.evaluation.plots.require_writable", read_only)
     assert "no picture is drawn" in here("eval --split test --mem_len 0 8").err
 
 

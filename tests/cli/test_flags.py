@@ -100,7 +100,8 @@ def test_published_settings_arrive_in_the_configurations(entry: str) -> None:
 
 @pytest.mark.parametrize("name", TRAIN_2019)
 def test_the_scripts_have_the_published_settings(tmp_path: Path, name: str) -> None:
-    """scripts/run_*.sh and run_wt103.sh against the lines of 2019, but for their folders of text."""
+    """scripts/run_*.sh and run_wt103.sh against the lines of 2019, but for their folders of text, and
+    the conventions by which that code reads its own lines."""
     dataset, _, size = name.partition("_")
     script = "run_wt103.sh" if dataset == "wt103" else f"scripts/run_{dataset}.sh"
     for entry, lines in {"train": TRAIN_2019, "eval": EVAL_2019}.items():
@@ -109,6 +110,8 @@ def test_the_scripts_have_the_published_settings(tmp_path: Path, name: str) -> N
         for values in (asked, expected):
             for place in ("data", "dataset", "work_dir"):
                 values.pop(place, None)
+        for convention in ("warmup_convention", "data_convention"):
+            assert asked.pop(convention, "original") == "original"
         assert asked == expected
     assert f"--dataset {dataset}" in script_line(tmp_path, script, "train", size)
 
@@ -272,7 +275,7 @@ BOUNDS = {
     "above 0 and below 1 and finite": "cache_lambda knn_lambda",
     "above 0 and finite": (
         "max_hours target_perplexity target_throughput lr epsilon tflops gpu_gib within between dynamic_lr "
-        "dynamic_epsilon rope_base rope_factor rope_low rope_high"
+        "dynamic_epsilon rope_base rope_factor rope_low rope_high rope_attention rope_short rope_long"
     ),
     "at least -1 and below 2^31": "clamp_len",
     "at least -1 and below 2^63": "max_eval_steps",

@@ -7,6 +7,7 @@ training makes new, which the lines after it are about. What figures must hold a
 import gzip
 import json
 import math
+import pickle
 import re
 import shutil
 import zipfile
@@ -379,6 +380,25 @@ def test_a_trained_model_is_tuned_on_another_text(here: Here, write_text: Any) -
     assert tuned["nats_per_token"] == pytest.approx(before["nats_per_token"], rel=1e-6)
     assert (tuned["tgt_len"], tuned["mem_len"], tuned["unknown"]) == (8, 8, before["unknown"])
     assert tuned["unknown"] > 40
+
+
+def test_the_evaluation_line_of_2019_finds_its_words_beside_the_text(
+    here: Here, write_text: Any
+) -> None:
+    golden = Golden("adaptive_div2_noprojtie")
+    model, _ = golden.model()
+    Path("theirs").mkdir()
+    save_original(Path("theirs/model.pt"), to_kimiyoung(model), golden.config["model"])
+    words = ["<eos>", "<unk>", *(f"w{i}" for i in range(model.config.n_token - 2))]
+    write_text(Path("other"), words=words[2:30])
+    Path("other/train.txt").unlink()
+    line = "--cuda --data other --dataset text --tgt_len 4 --split test --work_dir theirs".split()
+    lost = here.call("eval", *line)
+    assert "holds no vocabulary" in lost.complaints[-1]
+    Path("other/cache.pt").write_bytes(pickle.dumps({"idx2sym": words}))
+    assert here.call("eval", *line).status == 0
+    Path("theirs/vocab.txt").write_text("<eos>\n")  # what is beside the weights counts
+    assert "has 1 words" in here.call("eval", *line).complaints[-1]
 
 
 @pytest.mark.slow

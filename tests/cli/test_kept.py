@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,15 @@ def test_a_memory_in_16_bits_is_that_of_the_text(here: Here, dtype: str) -> None
     lm = txl.load("run", dtype=dtype)
     memory = between(lm, BOOK)
     assert memory.reader.dtype == dtype
+    with safe_open("between.memory", "pt") as file:
+        stored = {file.get_tensor(name).dtype for name in file.keys() if "memory" in name}  # noqa: SIM118
+    assert stored == {getattr(torch, dtype)}
+    as_before = dataclasses.replace(
+        memory, begun=lm.read(BOOK).begun
+    )  # in float32, as older files are
+    assert lm.score(MORE, memory=as_before).nats == pytest.approx(
+        lm.score(MORE, memory=memory).nats, rel=0.02
+    )
     assert lm.score(MORE, memory=memory).nats == pytest.approx(lm.score(MORE, BOOK).nats, rel=0.02)
     assert lm.generate(["bab", "bad"], memory=between(lm, BOOK, memory), length=5, seed=1)
 
@@ -356,6 +366,7 @@ def test_what_is_damaged_on_purpose_is_one_line(
     here: Here, kept: dict[str, Any], case: str
 ) -> None:
     change, said = DAMAGED[case]
+    del kept["digest"]  # as whoever makes a file can do
     tensors = load_file("book.memory")
     change(tensors, kept)
     save_file(tensors, "bad.memory", metadata={"txl memory": json.dumps(kept)})
@@ -363,6 +374,41 @@ def test_what_is_damaged_on_purpose_is_one_line(
     assert line.startswith("generate.py: bad.memory: "), line
     assert said in line
     assert "read the text again with txl read" in line or "make one with txl read" in line
+
+
+def test_no_bit_of_a_file_may_be_another(here: Here, kept: dict[str, Any]) -> None:
+    whole = Path("book.memory").read_bytes()
+    dice = random.Random(1)
+    for place in dice.sample(range(len(whole)), 40):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << dice.randrange(8)
+        Path("bad.memory").write_bytes(flipped)
+        with pytest.raises(UsageError, match=r"bad\.memory: "):
+            txl.load_memory("bad.memory")
+
+
+def test_a_file_of_an_older_version_is_read(here: Here, kept: dict[str, Any]) -> None:
+    """It has no digest, and a model in bfloat16 kept it in float32."""
+    del kept["digest"]
+    tensors = load_file("book.memory")
+    save_file(tensors, "older.memory", metadata={"txl memory": json.dumps(kept)})
+    lm = txl.load("run")
+    nats = lm.score(MORE, memory=txl.load_memory("book.memory")).nats
+    assert lm.score(MORE, memory=txl.load_memory("older.memory")).nats == nats
+    here("read book.txt --work_dir run --to older.memory")
+
+
+def test_the_memory_of_a_model_in_bfloat16_is_stored_in_it(here: Here) -> None:
+    lm = txl.load("run", dtype="bfloat16")
+    memory = lm.read(BOOK)
+    back = between(lm, BOOK)
+    stored = load_file("between.memory")
+    states = memory.begun.memory.named()
+    for name, state in states.items():
+        assert stored[f"memory.{name}"].dtype == torch.bfloat16
+        assert torch.equal(stored[f"memory.{name}"], state.bfloat16())
+    nats = lm.score(MORE, memory=memory).nats
+    assert lm.score(MORE, memory=back).nats == pytest.approx(nats, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -406,14 +452,16 @@ def test_where_a_memory_is_written_nothing_else_is_lost(
 ) -> None:
     """A text that is named twice, a link, a device, a disk that is full."""
     whole = Path("book.memory").read_bytes()
-    for name in ("book.txt", "run/vocab.txt", "run/latest"):
-        Path(name).touch()
+    said = here.refused("read book.txt --work_dir run --to book.txt")
+    assert "--to book.txt: is the file of --text, too" in said
+    Path("notes.txt").write_text("mine")
+    for name in ("notes.txt", "run/latest"):
         before = Path(name).read_bytes()
-        assert "is there, and is no memory; name another file" in here.refused(
+        assert "is there, and is nothing that txl read writes; name another file" in here.refused(
             f"read book.txt --work_dir run --to {name}"
         )
         assert Path(name).read_bytes() == before
-    assert "is a pipe or a device" in here.refused("read book.txt --work_dir run --to /dev/null")
+    assert "is a device" in here.refused("read book.txt --work_dir run --to /dev/zero")
     assert "Is a directory" in here.refused("read book.txt --work_dir run --to run")
     assert "--to: name the file" in here.refused("read book.txt --work_dir run")
     assert "name the file of the text" in here.refused("read --work_dir run --to x.memory")

@@ -73,11 +73,11 @@ def test_links_in_the_places_of_what_is_replaced_are_replaced(
         f"{step}/SHA256SUMS",
         ".step_00000005.tmp",
         "result.json",
-        ".tmp.1.latest",
+        ".tmp.1.txl.latest",
     )
-    for name in ("latest", "best", ".step_00000005.tmp", ".tmp.1.latest", ".tmp.2.latest"):
+    for name in ("latest", "best", ".step_00000005.tmp", ".tmp.1.txl.latest", ".tmp.2.txl.latest"):
         linked(f"run/{name}", notes)
-    linked("run/.tmp.3.latest", Path("elsewhere"))
+    linked("run/.tmp.3.txl.latest", Path("elsewhere"))
     here(f"{RESUME} --max_step 5 --max_step_scheduler 5")
     linked("run/result.json", notes)
     here("eval --split valid --json run/result.json")
@@ -113,7 +113,7 @@ def test_a_pipe_in_a_file_s_place_blocks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    os.mkfifo(tmp_path / ".tmp.1.out")
+    os.mkfifo(tmp_path / ".tmp.1.txl.out")
     with pytest.raises(OSError, match="pipe"):
         Lock(tmp_path / "pipe")
     with (
@@ -123,7 +123,7 @@ def test_a_pipe_in_a_file_s_place_blocks_nobody(
         pass
     with written_whole(tmp_path / "out") as temporary:
         temporary.write_bytes(b"x")
-    assert not (tmp_path / ".tmp.1.out").exists()
+    assert not (tmp_path / ".tmp.1.txl.out").exists()
 
 
 def test_token_files_go_to_no_folder_that_a_link_beside_the_text_names(

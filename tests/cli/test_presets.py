@@ -1,6 +1,7 @@
 """The table of presets: flags that go together, over which typed ones win, and that the scripts name."""
 
 import re
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -12,6 +13,7 @@ from txl.cli.presets import PRESETS, Entry, words_of
 from txl.commands.settings import Shape, new_settings
 from txl.config import UsageError, build
 from txl.runtime.distributed import Ranks
+from txl.training.schedules import schedule_of
 
 ENTRIES = get_args(Entry)
 GIVEN = [
@@ -30,6 +32,36 @@ def test_a_preset_has_flags_that_there_are_and_go_together(name: str, entry: Any
     else:
         settings = new_settings(found, Ranks(0, 1, torch.device("cpu")))
         assert settings.train.max_step == found["max_step"]
+
+
+OF_2019 = [name for name, preset in PRESETS.items() if "as in 2019" in preset.about]
+
+
+@pytest.mark.parametrize("name", OF_2019)
+def test_a_preset_of_2019_is_its_schedule_and_its_text(name: str) -> None:
+    found = read("train", "--preset", name)
+    settings = new_settings(found, Ranks(0, 1, torch.device("cpu")))
+    train = settings.train
+    ours = schedule_of(train)
+    theirs = schedule_of(replace(train, warmup_convention="original"))
+    steps = {0, 1, train.warmup_step, train.max_step // 4, train.max_step // 2}
+    assert [ours.rate(step) for step in steps] == [theirs.rate(step) for step in steps]
+    dataset = name.partition("-")[0]
+    assert settings.data.dataset == dataset
+    assert (settings.data.data_convention == "original") == (dataset in ("enwik8", "text8"))
+    assert PRESETS[name].eval
+    page = (ROOT / "docs" / "coming-from-2019.md").read_text()
+    script = {"wt103": "run_wt103.sh"}.get(dataset, f"scripts/run_{dataset}.sh")
+    size = name.partition("-")[2]
+    for command in (f"train {size}`", f"eval {size} --convention original"):
+        assert f"{script} {command}" in page
+
+
+def test_conventions_of_2019_give_way_to_another_text_and_to_a_time() -> None:
+    other = read("train", "--preset", "enwik8-base", "--dataset", "characters")
+    assert "data_convention" not in other
+    assert "data_convention" in read("train", "--preset", "enwik8-base", "--dataset", "enwik8")
+    assert "warmup_convention" not in read("train", "--preset", "wt103-large", "--minutes", "5")
 
 
 def test_typed_flags_win_wherever_they_stand() -> None:

@@ -134,9 +134,15 @@ def test_an_environment_that_torchrun_has_not_made_is_refused(
                 pass
 
 
-def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "stopped by SIGTERM")],
+)
+def test_a_signal_while_libraries_are_imported_is_one_line(
+    tmp_path: Path, name: str, status: int, said: str
+) -> None:
     """PyTorch is a module here that presses Ctrl-C and then catches everything, as half imported libraries do."""
-    fake = "import signal\ntry:\n signal.raise_signal(signal.SIGINT)\nexcept BaseException: pass\n"
+    fake = f"import signal\ntry:\n signal.raise_signal(signal.{name})\nexcept BaseException: pass\n"
     (tmp_path / "torch.py").write_text(fake)
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import runpy, sys; "
     program += (
@@ -146,7 +152,7 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | path, capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (130, "train.py: interrupted\n")
+    assert (done.returncode, done.stderr) == (status, f"train.py: {said}\n")
 
 
 def test_what_no_machine_or_locale_can_serve_is_refused_before_it_is_made(here: Here) -> None:

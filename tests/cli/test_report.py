@@ -291,11 +291,12 @@ def test_what_is_no_run_is_refused_in_one_line(here: Here) -> None:
 
 def test_a_damaged_report_is_refused_and_stays(here: Here, report: Report) -> None:
     path = Path("run/report.json")
+    whole = path.read_text()
     page = Path("run/report.html").read_bytes()
     for content, why in (
-        ("{", "not JSON"),
-        ('{"format": 99}', "is of format 99"),
-        ('{"format": 1}', "damaged"),
+        (whole[:-9], "not JSON"),
+        (whole.replace('"format": 1', '"format": 99'), "is of format 99"),
+        ('{"program": "txl report", "format": 1}', "damaged"),
     ):
         path.write_text(content)
         assert why in here.refused("report run")
@@ -373,10 +374,10 @@ def test_the_report_of_what_is_no_run_is_kept_beside_it(here: Here) -> None:
     shutil.copytree("hf", "data/snapshots/a")
     assert folder_for(Path("data/snapshots/a")) == Path("data/snapshots/a")
     shutil.copy("report.json", "hf/report.json")
-    with pytest.raises(UsageError, match=r"no report\.json of txl"):
+    with pytest.raises(UsageError, match=r"nothing that txl report writes"):
         add_report("hf", data="text")
     said = here.refused(f"report hf --data text {LENGTHS} {PLAIN}")
-    assert "hf/report.json: is there, and no report.json of txl" in said
+    assert "hf/report.json: is there, and is nothing that txl report writes" in said
     shutil.copy("hf2/report.json", "hf/report.json")
     here(f"report hf --data text {LENGTHS} {PLAIN}")
     assert read_report(Path("hf/report.json")).name == "hf"

@@ -413,14 +413,12 @@ def test_records_of_later_steps_are_made_once_and_tensorboard_is_told(
 
 
 def test_the_log_holds_what_every_start_has_printed(here: Here) -> None:
-    """Behind a line with the time and the command; a log that somebody else has begun goes on."""
-    NEW.mkdir()
-    (NEW / "log.txt").write_text("of somebody else\n")
+    """Behind a line with the time and the command."""
     first = here("train").out.splitlines()
     second = here("train --overwrite").out.splitlines()
     lines = (NEW / "log.txt").read_text().splitlines()
     begins = [i for i, line in enumerate(lines) if line.startswith("=== ")]
-    assert lines[: begins[0]] == ["of somebody else"]
+    assert begins[0] == 0
     assert lines[begins[0] + 1 : begins[1]] == first
     assert lines[begins[1] + 1 :] == second
     assert [line.split()[0] for line in first[-1:]] == ["|"]
@@ -485,3 +483,12 @@ def test_a_memory_that_is_not_finite_is_cleared_where_bad_steps_are_skipped(here
         sign(folder)
     here(RESUME, status=1)
     assert here(f"{RESUME} --on_nonfinite skip --max_nonfinite 1").out.count("skipped") == 1
+
+
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl"])
+def test_a_file_of_the_user_in_a_new_folder_is_not_continued(here: Here, name: str) -> None:
+    Path("mine").mkdir()
+    Path("mine", name).write_text("my own notes\n")
+    said = here.refused("train --work_dir mine")
+    assert f"mine/{name}: not written by txl; name another folder with --work_dir" in said
+    assert Path("mine", name).read_text() == "my own notes\n"

@@ -233,3 +233,76 @@ def test_a_file_that_is_none_is_refused(here: Here) -> None:
     assert "list.json: must hold settings by name" in here.refused("train --config list.json")
     assert "bad.yaml: cannot be read as yaml" in here.refused("train --config bad.yaml")
     assert "nowhere.toml: No such file" in here.refused("train --config nowhere.toml")
+
+
+@pytest.mark.parametrize("kind", ["json", "toml", "yaml"])
+def test_no_value_of_a_file_becomes_a_flag(here: Here, kind: str) -> None:
+    """Whatever the key: a stranger's file removes no run."""
+    values = {"data": '["text", "--overwrite"]', "work_dir": '"--overwrite"'}
+    for key, value in values.items():
+        texts = {"json": f'{{"{key}": {value}}}', "toml": f"{key} = {value}"}
+        Path(f"theirs.{kind}").write_text(texts.get(kind, f"{key}: {value}"))
+        typed = read_flags(
+            ["--config", f"theirs.{kind}"], *CLASSES["train"], description="", presets="train"
+        )
+        assert set(typed) == {key, "config"}
+    for items in (["20", "--overwrite"], ["-h"], ["--resume=3"]):
+        Path(f"theirs.{kind}").write_text(
+            {"yaml": f"cutoffs: {json.dumps(items)}", "toml": f"cutoffs = {json.dumps(items)}"}.get(
+                kind, json.dumps({"cutoffs": items})
+            )
+        )
+        said = here.refused(f"train --config theirs.{kind}")
+        assert f"cutoffs: invalid int_or_auto value: '{items[-1]}'" in said
+
+
+def test_the_record_of_a_run_removes_no_run(here: Here) -> None:
+    record = {**config_of(Path("run")), "data": {"data": ["text", "--overwrite"]}}
+    Path("theirs.json").write_text(json.dumps(record))
+    before = pointed(Path("run"))
+    assert "already holds the checkpoints" in here.refused(
+        "train --config theirs.json --work_dir run"
+    )
+    assert pointed(Path("run")) == before
+
+
+_DEEP = "[" * 5000 + "]" * 5000
+_ANCHORS = "".join(f", &a{i} [" + ",".join([f"*a{i - 1}"] * 10) + "]" for i in range(1, 10))
+_MERGED = "".join(
+    f"a{i}: &a{i}\n  <<: [" + ",".join([f"*a{i - 1}"] * 10) + "]\n" for i in range(1, 10)
+)
+DAMAGED = {
+    "hex.toml": "lr = 0x" + "f" * 5000,
+    "hex.yaml": "lr: 0x" + "f" * 5000,
+    "sixty.yaml": "lr: 1" + ":1" * 30000,
+    "digits.json": '{"lr": ' + "9" * 5000 + "}",
+    "int.yaml": 'lr: !!int ""',
+    "float.yaml": 'lr: !!float ""',
+    "bool.yaml": "adaptive: !!bool maybe",
+    "timestamp.yaml": 'data: !!timestamp "x"',
+    "binary.yaml": "data: !!binary aGVsbG8=",
+    "deep.json": f'{{"lr": {_DEEP}}}',
+    "deep.toml": f"lr = {_DEEP}",
+    "deep.yaml": f"lr: {_DEEP}",
+    "dotted.toml": "a" + ".a" * 100_000 + " = 1",
+    "nul.json": '{"data": "a\\u0000b"}',
+    "control.yaml": "lr: \x01",
+    "surrogate.json": '{"data": "\\ud800"}',
+    "run.json": '{"data": {}, "model": {"own": 3}, "context": {}, "train": {}}',
+    "anchors.yaml": f"lr: [&a0 [1,1,1,1,1,1,1,1,1,1]{_ANCHORS}]",
+    "merged.yaml": f"a0: &a0 {{x: 1}}\n{_MERGED}",
+    "cycle.yaml": "lr: &a [*a]",
+    "date.toml": "lr = 2020-01-01",
+    "twice.json": '{"lr": 1, "lr": 2}',
+    "table.json": '{"data": {"a": 1}}',
+    "nested.json": '{"data": [["a"]]}',
+    "key.yaml": "1: 2",
+    "large.toml": "# " + "x" * 2**20,
+    "many.json": json.dumps({"data": ["x"] * 20_000}),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_one_line_and_takes_little(here: Here, name: str) -> None:
+    Path(name).write_text(DAMAGED[name])
+    assert f"{name}: " in here.refused(f"train --config {name}")

@@ -449,6 +449,19 @@ def test_a_training_by_the_clock(here: Here) -> None:
     assert "sets the rate by updates, --minutes by the clock" in refused
 
 
+def test_a_run_goes_on_with_the_conventions_that_it_began_with(here: Here) -> None:
+    """Also where its preset names others since."""
+    here("train --warmup_step 3 --max_step 1 --max_step_scheduler 4")
+    done = here("train --warmup_step 3 --warmup_convention original --max_step 4 --resume")
+    assert "--warmup_convention original: the run goes on with txl, as it began" in done.err
+    assert config_of(Path("new"))["train"]["warmup_convention"] == "txl"
+    here(
+        "train --warmup_step 3 --warmup_convention original --max_step 1 --max_step_scheduler 4 --overwrite"
+    )
+    here("train --warmup_step 3 --max_step 4 --resume")
+    assert config_of(Path("new"))["train"]["warmup_convention"] == "original"
+
+
 def test_minutes_take_the_place_of_updates() -> None:
     found = without_last_update({"minutes": 5.0})
     assert found["max_step"] == found["max_step_scheduler"] == ENDLESS

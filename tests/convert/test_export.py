@@ -1,8 +1,10 @@
 """`python -m txl.convert --to`: what is written is read again, with the same weights and figures, and has a card."""
 
 import dataclasses
+import fcntl
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from txl.attention_rules import ATTENTION_RULES
 from txl.checkpoint import open_checkpoint
 from txl.commands.settings import Shape, new_settings
 from txl.config import Context, ModelConfig, UsageError, as_dict
-from txl.convert import convert
+from txl.convert import convert, from_kimiyoung, to_kimiyoung
 from txl.convert.huggingface import (
     config_for_huggingface,
     configs_of,
@@ -37,6 +39,7 @@ from txl.data_utils.free_text import decoder, encode_text
 from txl.data_utils.lm1b import SentenceVocab
 from txl.data_utils.subwords import Subwords
 from txl.data_utils.words import LowerVocab, Vocab
+from txl.files import require_writable, write_whole
 from txl.language.export import training_command, write_huggingface, write_original
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
@@ -478,3 +481,91 @@ def test_a_card_shows_what_is_said_of_the_model_and_figures_of_no_other(here: He
         "convert moved other --evaluations plain.json"
     )
     assert not Path("other").exists()
+
+
+@pytest.mark.parametrize("to", ["txl", "huggingface", "original"])
+def test_files_of_an_export_have_the_permissions_of_any_new_file(here: Here, to: str) -> None:
+    before = os.umask(0o027)
+    try:
+        here(f"convert run there --to {to}")
+    finally:
+        os.umask(before)
+    for path in Path("there").rglob("*"):
+        if path.is_file():
+            assert path.stat().st_mode & 0o777 == 0o640, path
+
+
+def test_what_a_killed_export_left_is_removed_and_nothing_else(here: Here) -> None:
+    """Of a process with the same number, too, as in a container."""
+    for number in (1, os.getpid()):
+        left = Path(f".tmp.{number}.txl.there")
+        left.mkdir()
+        (left / "model.safetensors").write_text("half")
+    others = [Path(".tmp.1.there"), Path(".tmp.1.txl.other"), Path(".tmp.draft.txl.there")]
+    for path in others:
+        path.mkdir()
+    living = Path(".tmp.2.txl.there")
+    living.mkdir()
+    held = os.open(living, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        here("convert run there")
+    finally:
+        os.close(held)
+    assert sorted(Path().glob(".tmp*")) == sorted([*others, living])
+
+
+def test_files_that_are_named_nearly_as_temporary_ones_stay(tmp_path: Path) -> None:
+    names = (".y.writable", ".tmp.draft.y", ".tmp.7.y", ".tmp.7.txl.x", ".tmp.7.txl.y.more")
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    for name in ("y", "*", "[y]", "?"):
+        require_writable(tmp_path / name)
+        write_whole(tmp_path / name, "ours")
+    assert all((tmp_path / name).read_text() == "mine" for name in names)
+
+
+def test_a_card_names_no_folder_of_a_machine(here: Here) -> None:
+    """Neither of the text, in the command of the training, nor of what was converted."""
+    here(f"train --data {Path('text').absolute()} --work_dir {Path('far').absolute()}")
+    here(f"convert {Path('far').absolute()} there")
+    here(f"convert {Path('far').absolute()} hf --to huggingface")
+    here(f"convert {Path('hf').absolute()} again")
+    for name in ("there", "hf", "again"):
+        card = Path(name, "README.md").read_text()
+        assert str(Path.cwd()) not in card
+    assert "…/text" in Path("there/README.md").read_text()
+
+
+def test_a_model_that_is_no_run_is_drawn_only_where_it_is_asked_for(here: Here) -> None:
+    here("convert run hf --to huggingface")
+    before = set(Path().rglob("*"))
+    model = "eval --work_dir hf --dataset text --data text --split test --mem_len 0 8"
+    here(model)
+    here(f"{model} --json figures.json")
+    new = set(Path().rglob("*.png")) - before
+    assert not new
+    here(f"{model} --pictures seen")
+    here(f"{model} --plot drawn")
+    assert Path("seen/context.png").is_file()
+    assert Path("drawn/context.png").is_file()
+    assert not Path("context.png").exists()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["learned_relative", "learned_per_layer"])
+def test_an_odd_width_goes_to_2019_and_back_where_there_is_no_sinusoid(position: str) -> None:
+    """As the 2019 code trains it: 3 heads of 7."""
+    count_back = {"count_back": True} if position == "learned_per_layer" else {}
+    shape = {"n_token": 30, "n_layer": 2, "n_head": 3, "d_head": 7, "d_model": 21, "d_inner": 8}
+    config = ModelConfig(**shape, position=position, n_position=6, **count_back)
+    model = TransformerXL(config).double().eval()
+    arguments = {"pre_lnorm": False, "tgt_len": 6, "ext_len": 0, "mem_len": 0, "n_head": 3}
+    back, context = from_kimiyoung(to_kimiyoung(model), arguments)
+    text_BT = torch.arange(14).view(2, 7)
+    nll_BT, _ = model.nll(text_BT[:, :-1], text_BT[:, 1:], None, context)
+    again_BT, _ = back.nll(text_BT[:, :-1], text_BT[:, 1:], None, context)
+    torch.testing.assert_close(again_BT, nll_BT, rtol=0, atol=1e-12)
+    for sines in ("rel_sinusoid", "sinusoid_input", "floater"):
+        with pytest.raises(UsageError, match="--d_model 21: must be even"):
+            ModelConfig(**shape, position=sines)

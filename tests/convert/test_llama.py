@@ -11,14 +11,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.hf.llamas import EVERY, GOLDEN, golden_ids, weight
+from tests.hf.llamas import EVERY, GOLDEN, LONGROPE, YARN, golden_ids, weight
 from txl.config import UsageError
 from txl.convert import convert, gpt_neox
 from txl.convert.llama import NAMES, Llama, config_for_llama, configs_of, to_llama
 from txl.convert.source import Place
-from txl.convert.tensor_files import INDEX, ONE, fingerprint_of, tensors_of, weights_file
-from txl.inference.reader import Reader
+from txl.convert.tensor_files import (
+    INDEX,
+    ONE,
+    PICKLED_INDEX,
+    fingerprint_of,
+    tensors_of,
+    weights_file,
+)
+from txl.inference.reader import Reader, context_of_text
 from txl.model.sizes import model_without_values, weights_of
+from txl.positions.rotary import Rotary
 
 KINDS: dict[str, Any] = json.loads(GOLDEN.read_text())
 
@@ -74,10 +82,11 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     settings = KINDS[kind]["config"]
     found = convert(write(tmp_path / "there", settings, state_of(settings)))
     expected_R = torch.tensor(KINDS[kind]["logits"], dtype=torch.float64)
+    context = context_of_text(found.model.config, found.context, golden_ids().shape[1])
     memory = None
     for part_1T in golden_ids().split([11, 7, 12], dim=1):
-        hidden_1TD, memory = found.model(part_1T, memory, found.context)
-    read_1TD = Reader(found.model, found.context, 1).read(golden_ids())
+        hidden_1TD, memory = found.model(part_1T, memory, context)
+    read_1TD = Reader(found.model, context, 1).read(golden_ids())
     for last_D in (hidden_1TD[0, -1], read_1TD[0, -1]):
         logit_V = found.model.softmax.tables[0] @ last_D
         torch.testing.assert_close(logit_V[::EVERY], expected_R, rtol=0, atol=1e-10)
@@ -170,12 +179,20 @@ def test_several_files_are_read_by_their_index(folder: Path, settings: dict[str,
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "gemma"}, "model_type gemma; there are llama"),
     ({"vocab_size": "many"}, "vocab_size is 'many', of another type"),
     ({"hidden_size": None}, "hidden_size is 'None', of another type"),
     ({"hidden_act": "tanh"}, "hidden_act tanh: no such activation"),
     ({"num_key_value_heads": 3}, "n_head 4 is no multiple of it"),
-    ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type yarn: no such scaling"),
+    ({"rope_parameters": {"rope_type": ["yarn"]}}, "no such scaling .* llama3, yarn, longrope"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type dynamic: its frequencies"),
+    ({"rope_scaling": YARN | {"factor": "4"}}, "factor is '4', and no number"),
+    ({"rope_scaling": YARN | {"beta_fast": 0.5}}, "rope_low 1.0: must be below rope_high 0.5"),
+    ({"rope_scaling": YARN | {"truncate": "no"}}, "truncate is 'no', and no boolean"),
+    ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_base 1.0: must be above 1"),
+    ({"rope_scaling": YARN | {"mscale": 1, "mscale_all_dim": -99}}, "mscale_all_dim -99: must be"),
+    ({"rope_scaling": LONGROPE | {"long_factor": [1.0]}}, "rope_long: has 1 numbers; give 4"),
+    ({"rope_scaling": LONGROPE | {"short_factor": 2}}, "short_factor is no list of numbers"),
+    ({"rope_scaling": LONGROPE | {"original_max_position_embeddings": 1}}, "must be above 1"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": "8"}}, "factor is '8', and no number"),
     ({"partial_rotary_factor": "0.5"}, "partial_rotary_factor is '0.5', and no number"),
     ({"partial_rotary_factor": 0.5}, "no class of Llama's family turns a part"),
@@ -218,6 +235,28 @@ def test_what_is_not_ours_or_does_not_fit_is_refused(
         Llama.read(Place(folder))
 
 
+def test_no_model_is_built_for_sizes_that_the_weights_do_not_have(
+    folder: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each size is compared with the headers: frequencies of 10^9 channels would take gigabytes."""
+    monkeypatch.setattr(Rotary, "__init__", lambda *_, **__: pytest.fail("built"))
+    for name in ("head_dim", "num_attention_heads", "hidden_size", "num_hidden_layers"):
+        (folder / "config.json").write_text(json.dumps(settings | {"head_dim": 8, name: 10**9}))
+        with pytest.raises(
+            UsageError, match=r"describes a larger model|(n_head|n_layer) 1000000000"
+        ):
+            Llama.read(Place(folder))
+
+
+def test_shapes_are_compared_before_values_are_read(
+    folder: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "config.json").write_text(json.dumps(settings | {"intermediate_size": 44}))
+    monkeypatch.setattr(Tensor, "isfinite", lambda _: pytest.fail("read"))
+    with pytest.raises(UsageError, match="of the shape"):
+        Llama.read(Place(folder))
+
+
 def test_layers_with_and_without_a_window_are_refused(settings: dict[str, Any]) -> None:
     some = {"layer_types": ["full_attention", "full_attention", "sliding_attention"]}
     with pytest.raises(UsageError, match="some layers have a sliding window"):
@@ -227,6 +266,11 @@ def test_layers_with_and_without_a_window_are_refused(settings: dict[str, Any]) 
         configs_of(settings | qwen | {"max_window_layers": 2}, Path("config.json"))
     _, context = configs_of(settings | qwen | {"max_window_layers": 0}, Path("config.json"))
     assert (context.mem_len, context.same_length) == (8, True)
+
+
+def test_a_context_is_as_long_as_yarn_stretches_it(settings: dict[str, Any]) -> None:
+    _, context = configs_of(settings | {"rope_scaling": YARN | {"factor": 40}}, Path("config.json"))
+    assert context.tgt_len + context.mem_len + 4 == 40 * 24
 
 
 def test_settings_count_as_in_transformers(settings: dict[str, Any]) -> None:
@@ -269,12 +313,29 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, settings: dict[st
         convert(folder)
 
 
-def test_a_pickled_state_dict_is_read(folder: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("n_file", [1, 3])
+def test_pickled_state_dicts_are_read(n_file: int, folder: Path, settings: dict[str, Any]) -> None:
     state = state_of(settings)
     (folder / ONE).unlink()
-    torch.save(state, folder / "pytorch_model.bin")
+    file_of = dict.fromkeys(state, "pytorch_model.bin")
+    if n_file > 1:
+        for i, name in enumerate(state):
+            file_of[name] = f"pytorch_model-{i % n_file + 1:05}-of-{n_file:05}.bin"
+        (folder / PICKLED_INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
+    for file in set(file_of.values()):
+        torch.save({name: state[name] for name in state if file_of[name] == file}, folder / file)
     back = to_llama(convert(folder).model)
     assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+    before = fingerprint_of(weights_file(folder))
+    torch.save({}, folder / file_of["model.norm.weight"])
+    assert fingerprint_of(weights_file(folder)) != before
+    with pytest.raises(UsageError):
+        convert(folder)
+    if n_file > 1:  # an index that names itself
+        index = json.dumps({"weight_map": dict.fromkeys(state, PICKLED_INDEX)})
+        (folder / PICKLED_INDEX).write_text(index)
+        with pytest.raises(UsageError):
+            convert(folder)
     shutil.rmtree(folder)
 
 

@@ -152,6 +152,34 @@ def test_tokens_that_the_model_has_no_rows_for_are_left_out(
     assert "added to the tokenizer, not to the model: [PAD]" in caplog.text
 
 
+def test_sampling_of_its_own_counts_where_nothing_else_is_given(
+    folder: Path, call: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    greedy = txl.load(folder).generate("the end", length=12, temperature=0)
+    settings: dict[str, Any] = {"do_sample": True, "top_k": 1, "temperature": 0.7}
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(settings))
+    txl.load(folder).write("run")
+    txl.load(folder).write("there", to="huggingface")
+    for place in (folder, "run", "there"):
+        lm = txl.load(place)
+        texts = {lm.generate("the end", length=12, seed=seed) for seed in range(3)}
+        assert texts == {greedy}, place
+        assert lm.generate("the end", length=12, seed=1, top_k=0) != greedy
+        words = ["generate", "--work_dir", str(place), "--prompt", "the end", "--length", "12"]
+        assert call(*words).out == f"the end{greedy}\n"
+        assert call(*words, "--top_k", "0").out != f"the end{greedy}\n"
+        assert call(*words, "--num_beams", "2").status == 0
+    assert any("temperature 0.7, top_k 1: as the model" in said for said in caplog.messages)
+    path.write_text(json.dumps(settings | {"do_sample": False}))
+    lm = txl.load(folder)
+    assert len({lm.generate("the end", length=12, seed=seed) for seed in range(3)}) > 1
+    for wrong in ({"temperature": "hot"}, {"top_p": 2}, {"top_k": 0.5}, {"temperature": -1}):
+        path.write_text(json.dumps(settings | wrong))
+        with pytest.raises(UsageError, match=rf"generation_config\.json: {next(iter(wrong))} "):
+            txl.load(folder)
+
+
 @pytest.mark.parametrize("ends", [None, 1, [1, 3]])
 def test_texts_end_there_with_the_tokens_that_end_them_here(folder: Path, ends: Any) -> None:
     """Be they others than the tokenizer's `eos_token`, or none."""

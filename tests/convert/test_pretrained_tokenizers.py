@@ -181,6 +181,44 @@ def test_an_answer_continues_the_text_of_the_template() -> None:
     assert answer == lm.generate("a", length=12, seed=2), "the template has what texts begin with"
 
 
+THINKING = (
+    "{% if tools %}{{ tools[0].name }} {% endif %}{{ messages[0].content }}"
+    "{% if enable_thinking is defined and not enable_thinking %} the end{% endif %}"
+)
+
+
+def test_arguments_of_a_template_are_its_own(
+    call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, _ = talking(chat_template=THINKING)
+    parts = [{"type": "text", "text": "be"}, {"type": "text", "text": "gin"}]
+    for content in ("begin", parts):
+        messages = [{"role": "user", "content": content}]
+        for given, text in (
+            ({}, "begin"),
+            ({"enable_thinking": False}, "begin the end"),
+            ({"tools": [{"name": "add"}], "enable_thinking": True}, "add begin"),
+        ):
+            said = lm.chat(messages, length=9, seed=2, **given)
+            assert said == lm.generate(text, length=9, seed=2), given
+    for given, message in (
+        ({"thinking": 1}, "chat template: does not read thinking, only enable_thinking, tools"),
+        ({"tools": [print]}, "not JSON serializable; give messages and arguments as JSON"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            lm.chat([{"role": "user", "content": "a"}], **given)
+    with pytest.raises(UsageError, match="temprature: no such setting; there are memory, length"):
+        lm.generate("a", temprature=1)
+    words = "generate --work_dir model --interactive --length 9 --seed 2".split()
+    for given, text in (({}, "begin"), ({"enable_thinking": False}, "begin the end")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"begin\n")))
+        done = call(*words, "--chat_template_args", json.dumps(given))
+        assert done.out.strip("\n") == lm.generate(text, length=9, seed=2).strip("\n")
+    for wrong in (["[1]"], ["{"], ["[" * 9999], ['{"tools": 1}', "--no_chat"]):
+        done = call(*words, "--chat_template_args", *wrong)
+        assert (done.status, len(done.complaints)) == (2, 1)
+
+
 def test_a_token_that_nothing_is_named_is_no_token_of_a_chat() -> None:
     """The template has nothing in its place, as in transformers, and it ends no turn."""
     lm, _ = talking(eos_token=None, chat_template="{{ bos_token }}{{ eos_token }}the end")

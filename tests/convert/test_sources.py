@@ -17,9 +17,9 @@ from tests.convert.pickled import foreign, save_nvidia, save_original
 from tests.golden.test_model import Golden
 from txl.config import Context, ModelConfig, UsageError
 from txl.convert import convert, from_huggingface, from_kimiyoung, to_kimiyoung
-from txl.convert.huggingface import configs_of, read_huggingface, weights_in
+from txl.convert.huggingface import configs_of, read_huggingface
 from txl.convert.kimiyoung import arguments_for_kimiyoung
-from txl.convert.tensor_files import tensors_of
+from txl.convert.tensor_files import tensors_of, weights_file
 from txl.data_utils.words import Vocab
 from txl.evaluation.conventions import ZeroMemory
 from txl.language.export import write_original
@@ -270,7 +270,11 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"n_layer": 2}, "no weights of the model that the configuration describes"),
     ({"n_layer": 4}, "missing from the weights"),
     ({"d_inner": 63}, "has the shape of"),
-    ({"model_type": "gpt2"}, "model_type gpt2; only transfo-xl is read"),
+    (
+        {"model_type": "gpt2"},
+        "model_type 'gpt2': no such model is read; there are transfo-xl, llama",
+    ),
+    ({"model_type": ["llama"]}, "no such model is read; .*mistral, qwen2, qwen3, gpt_neox"),
     ({"attn_type": 1}, "attn_type 1: only 0 works there"),
     ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon is 'small', which is not of type float"),
     ({"layer_norm_epsilon": -1.0}, "^layer_norm_epsilon -1.0: must be at least 0"),
@@ -297,6 +301,48 @@ def test_a_tensorflow_checkpoint_is_told_where_its_weights_are(tmp_path: Path) -
     (tmp_path / "checkpoint").write_text("model_checkpoint_path: x")
     with pytest.raises(UsageError, match="transfo-xl/transfo-xl-wt103"):
         convert(tmp_path)
+
+
+ADAPTER = '{"base_model_name_or_path": "HuggingFaceTB/SmolLM2-135M"}'
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"model.Q4_K_M.gguf": "GGUF"}, "GGUF file of llama.cpp"),
+        ({"config.json": '{"model_type": "llama"}', "m.gguf": "GGUF"}, "GGUF file of llama.cpp"),
+        (
+            {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ""},
+            "adapter of PEFT .* into HuggingFaceTB/SmolLM2-135M with peft's merge_and_unload",
+        ),
+        ({"adapter_config.json": "{"}, "adapter of PEFT .* into its model"),
+        ({"params.json": "{}", "consolidated.00.pth": ""}, "form of Meta or Mistral"),
+        ({"config.json": '{"model_type": "transfo-xl"}', "tf_model.h5": ""}, "from_pt"),
+        ({"config.json": "{", "pytorch_model.bin": ""}, r"config\.json: damaged"),
+    ],
+    ids=str,
+)
+def test_forms_that_are_not_read_are_named_with_the_way_out(
+    files: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=message):
+        convert(tmp_path)
+    only = tmp_path / next(iter(files))
+    if only.name != "config.json":
+        with pytest.raises(UsageError, match=message):
+            convert(only)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.pt"])
+def test_a_pointer_of_git_lfs_is_named(name: str, hf: Path) -> None:
+    (hf / "pytorch_model.bin").unlink()
+    (hf / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\n")
+    if name == "model.pt":
+        (hf / "config.json").unlink()
+    with pytest.raises(UsageError, match=f"{name}: is a pointer of git-lfs"):
+        convert(hf)
 
 
 # the words
@@ -399,7 +445,7 @@ def test_tokens_added_to_an_export_are_words_as_far_as_the_model_has_rows(
 def test_shards_come_before_a_pickle_that_was_left_behind(hf: Path) -> None:
     """As transformers reads them."""
     write_words(hf)
-    state = tensors_of(weights_in(hf))
+    state = tensors_of(weights_file(hf))
     (hf / "model.safetensors").unlink(missing_ok=True)
     torch.save(state, hf / "pytorch_model.bin")
     doubled = {name: 2 * tensor for name, tensor in state.items()}  # none shares memory
@@ -416,7 +462,7 @@ def test_weights_of_several_dtypes_are_read_in_one_that_holds_all(
 ) -> None:
     write_words(hf)
     state = {}
-    for name, tensor in tensors_of(weights_in(hf)).items():
+    for name, tensor in tensors_of(weights_file(hf)).items():
         state[name] = tensor.clone()
         if "layer_norm" not in name:
             state[name] = state[name].to(first)

@@ -59,6 +59,8 @@ REFUSED = [
     ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
     ("{% for", "unexpected|expected"),
     ("{{ 'a' * 10 ** 7 }}", "makes 10000000 characters"),
+    ("{% for i in range(50000) %}{{ i }}{% endfor %}", r"makes 17\d{3} characters"),
+    ("{{ 'a' * 20_000 }}", "makes 20000 characters"),
     ("{{ x.y }}", "undefined"),
 ]
 
@@ -80,9 +82,23 @@ def test_a_template_is_bounded_in_time_and_memory(monkeypatch: pytest.MonkeyPatc
             ChatTemplate(template, NAMES).text_of(TALK)
 
 
-@pytest.mark.parametrize("messages", [[], [{"role": "user"}], [{"role": 1, "content": "a"}]])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        None,
+        "hi",
+        ["hi"],
+        {"role": "user", "content": "a"},
+        [{"role": "user"}],
+        [{"role": 1, "content": "a"}],
+        [{"role": "user", "content": [{"type": "image", "url": "a"}]}],
+        [{"role": "user", "content": ["a"]}],
+        [{"role": "assistant", "content": None}],
+    ],
+)
 def test_messages_that_are_none_are_refused(messages: Any) -> None:
-    with pytest.raises(DataError, match=r"messages|message"):
+    with pytest.raises(DataError, match=r"messages|message|content of a chat"):
         ChatTemplate(SMOLLM, NAMES).text_of(messages)
 
 
@@ -94,6 +110,15 @@ def test_an_answer_that_is_begun_goes_on(template: str, end: str) -> None:
     begun = [*TALK[:1], {"role": "assistant", "content": " Ho "}]
     said = ChatTemplate(template, NAMES).text_of(begun, is_finished=False)
     assert said.endswith(end)
+
+
+def test_a_call_of_a_tool_needs_no_content() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
+    template = (
+        "{% for m in messages %}{{ m.content }}{{ (m.tool_calls or [{}])[0].name }}{% endfor %}"
+    )
+    said = ChatTemplate(template, NAMES).text_of([TALK[0], call])
+    assert said == " Hi add"
 
 
 def test_messages_stay_as_they_are() -> None:

@@ -273,7 +273,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
         (left / "ids.bin").write_bytes(b"half")
     open_text(folder)
     assert (killed.exists(), others.exists()) == (False, True)
-    left, living = folder / ".tmp.1.file", folder / ".tmp.2.file"
+    left, living = folder / ".tmp.1.txl.file", folder / ".tmp.2.txl.file"
     left.write_bytes(b"half")
     with living.open("wb") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)

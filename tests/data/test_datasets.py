@@ -97,5 +97,5 @@ def test_a_text_of_the_scripts_that_is_not_there_can_be_downloaded(
 ) -> None:
     with pytest.raises(UsageError, match="no such folder") as refused:
         Corpus(DataConfig(data=str(tmp_path / folder)))
-    command = f"python -m data_utils.download wt103 --out {tmp_path / folder}"
+    command = f"./run_wt103.sh data (python -m data_utils.download wt103 --out {tmp_path / folder})"
     assert str(refused.value).endswith(command) == advice

@@ -8,7 +8,9 @@ import pytest
 from tests.forks import LIMIT_S
 from txl.data_utils import processes, subwords
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.pretrained import Pretrained
 from txl.data_utils.raw_text import DataError
+from txl.data_utils.subwords import Subwords
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -74,3 +76,18 @@ def test_each_process_asks_a_process_of_its_own_and_it_ends_with_its_owner() -> 
     assert asked._pid != first
     with pytest.raises(ValueError, match="is not in list"):
         asked.call("index", 9, seconds=LIMIT_S)
+
+
+def test_a_file_that_is_too_large_is_refused_by_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything reads it: the library took minutes."""
+    path = tmp_path / "tokenizer.json"
+    with path.open("wb") as file:
+        file.truncate(109_000_000)
+    monkeypatch.setattr(subwords, "encoder_of", lambda *_, **__: pytest.fail("read"))
+    for read in (lambda: Subwords.read(path), lambda: Pretrained.of_folder(tmp_path, 9)):
+        with pytest.raises(DataError, match=r"tokenizer\.json: is larger than 64 MiB"):
+            read()
+    with pytest.raises(ValueError, match="larger than 64 MiB"):
+        Subwords(path.read_text())

@@ -256,6 +256,21 @@ def test_special_tokens_that_a_text_names_are_noticed_and_read_as_text(
         "prompt: names special tokens of the tokenizer (1 in all: <s>)"
     )
 
+    path = str(tmp_path / "tokenizer.json")
+    caplog.clear()
+    marked = open_text(tmp_path, "bpe", tokenizer=path, special_tokens=True)
+    ids = marked.split("valid").tolist()
+    files = marked.vocab.files()
+    again = type(marked.vocab).from_files(files.__getitem__)
+    for vocab in (marked.vocab, again):  # the one of a checkpoint
+        whole = theirs.encode(text["valid"]).ids
+        assert vocab.encode(text["valid"]).ids.tolist() == whole
+    assert [i for i in ids if i != marked.vocab.end_id] == whole
+    assert not any("special" in line for line in caplog.messages)
+    assert marked.vocab.fingerprint() != corpus.vocab.fingerprint()
+    with pytest.raises(DataError, match="--special_tokens: are those of a --tokenizer"):
+        open_text(tmp_path, "bpe", special_tokens=True)
+
 
 def test_long_documents_are_encoded_in_pieces(
     folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -116,14 +116,38 @@ def test_frequencies_of_rotary_positions(rope_part: float) -> None:
         else:
             expected.append((1 - share) * w / 8 + share * w)
     assert len({w / e for w, e in zip(plain, expected, strict=True)}) > 2
+    # yarn: s falls from 1 to 0 between the channels that turn 3 and 1.5 times
+    first, last = (
+        n * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (3, 1.5)
+    )
+    yarn = {"rope_scaling": "yarn", "rope_low": 1.5, "rope_high": 3.0, "rope_trained_len": length}
+    by_channel = []
+    in_whole_channels = []
+    for c, w in enumerate(plain):
+        share = min(1, max(0, (last - c) / (last - first)))
+        by_channel.append((1 - share) * w / 8 + share * w)
+        share = min(1, max(0, (math.ceil(last) - c) / (math.ceil(last) - math.floor(first))))
+        in_whole_channels.append((1 - share) * w / 8 + share * w)
+    by_place = {
+        f"rope_{name}": tuple(range(i, i + n // 2)) for i, name in ((1, "short"), (2, "long"))
+    }
+    longrope = {"rope_scaling": "longrope", "rope_trained_len": length} | by_place
     for scaling, frequencies in (
         ({}, plain),
+        (yarn | {"rope_truncate": False}, by_channel),
+        (yarn, in_whole_channels),
+        (longrope, [w / (1 + c) for c, w in enumerate(plain)]),
         ({"rope_scaling": "linear"}, [w / 8 for w in plain]),
         (llama3 | {"rope_trained_len": length}, expected),
     ):
         pos = encoding("rotary", **settings | scaling | {"d_head": H})
         torch.testing.assert_close(pos.freq_C, torch.tensor(frequencies), rtol=1e-5, atol=0)
         assert pos.frequencies(CPU, torch.float64) is pos.frequencies(CPU, torch.float64)
+    for_long = encoding("rotary", **settings | longrope | {"d_head": H}).frequencies(
+        CPU, torch.float32, reach=length + 1
+    )
+    expected_C = torch.tensor([w / (2 + c) for c, w in enumerate(plain)])
+    torch.testing.assert_close(for_long, expected_C, rtol=1e-5, atol=0)
 
 
 def test_distances_are_dropped_out_once_for_all_layers() -> None:

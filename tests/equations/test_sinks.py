@@ -29,6 +29,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "reversible": {"pre_lnorm": True, "reversible": True},
     "performer": {"attention": "performer", "position": "rotary"},
     "lsh": {"attention": "lsh", "position": "none", "lsh_bucket": 2},
+    "yarn": {"position": "rotary", "rope_scaling": "yarn", "rope_factor": 40.0},
+    "longrope": {
+        "position": "rotary",
+        "rope_scaling": "longrope",
+        "rope_short": (1.0, 2.0),
+        "rope_long": (3.0, 5.0),
+        "rope_trained_len": 4,
+        "rope_attention": 1.3,
+    },
 } | {name: {"position": name, **settings} for name, settings in ENCODINGS.items()}
 
 
@@ -196,7 +205,9 @@ def noted(works: list[object], work: Callable[[], None]) -> Callable[[], None]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["rel_sinusoid", "rotary", "learned_absolute", "t5"])
+@pytest.mark.parametrize(
+    "name", ["rel_sinusoid", "rotary", "yarn", "longrope", "learned_absolute", "t5"]
+)
 def test_a_reader_and_a_recording_read_as_segments_do(name: str, text_BT: Tensor) -> None:
     model = build(**SHAPES.get(name, {}))
     for context in (

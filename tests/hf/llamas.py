@@ -36,6 +36,20 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
+OWN_YARN = YARN | {
+    "beta_fast": 3.5,
+    "beta_slow": 0.3,
+    "truncate": False,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.4,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.5, 2.0],
+    "long_factor": [1.0, 2.0, 5.5, 40.0],
+    "factor": 8.0,
+}
 PARTLY = {"rope_type": "default", "rope_theta": 9000.0, "partial_rotary_factor": 0.5}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -71,6 +85,24 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3 of biases": ("Qwen3", {"attention_bias": True}),
+    "qwen3, yarn": ("Qwen3", {"rope_scaling": YARN}),
+    "llama, yarn": ("Llama", {"rope_scaling": OWN_YARN, "rope_theta": 500.0, "hidden_act": "gelu"}),
+    "llama, longrope, few": (
+        "Llama",
+        {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 30}},
+    ),
+    "llama, longrope, many": (
+        "Llama",
+        {
+            "rope_scaling": LONGROPE | {"attention_factor": 1.3},
+            "original_max_position_embeddings": 10,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+    ),
+    "gpt_neox, yarn": (
+        "GPTNeoX",
+        {"hidden_size": 32, "hidden_act": "gelu_fast", "rope_parameters": PARTLY | YARN},
+    ),
 }
 
 
@@ -103,7 +135,7 @@ def _normed(self: Any, hidden_states: Tensor) -> Tensor:
 def _angles(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     angle_BLC = position_ids[..., None].double() * self.inv_freq.double()
     both = torch.cat([angle_BLC, angle_BLC], dim=-1)
-    return both.cos(), both.sin()
+    return both.cos() * self.attention_scaling, both.sin() * self.attention_scaling
 
 
 @contextmanager
@@ -111,6 +143,7 @@ def in_float64() -> Iterator[None]:
     """transformers takes norms and angles in float32 whatever the dtype of a model: here it does
     not.
     """
+    from transformers.modeling_rope_utils import dynamic_rope_update
     from transformers.models.gpt_neox import modeling_gpt_neox
     from transformers.models.llama import modeling_llama
     from transformers.models.mistral import modeling_mistral
@@ -129,7 +162,7 @@ def in_float64() -> Iterator[None]:
             rotary = getattr(module, f"{name}RotaryEmbedding")
             if norm is not None:
                 stack.enter_context(mock.patch.object(norm, "forward", _normed))
-            stack.enter_context(mock.patch.object(rotary, "forward", _angles))
+            stack.enter_context(mock.patch.object(rotary, "forward", dynamic_rope_update(_angles)))
         yield
 
 
@@ -167,7 +200,9 @@ def write_golden() -> None:
             parameter.copy_(weight(in_file(kind, name), tuple(parameter.shape)))
         with in_float64():
             logit_V = model(golden_ids()).logits[0, -1]
-        golden[kind] = {"config": model.config.to_diff_dict(), "logits": logit_V[::EVERY].tolist()}
+        config = model.config.to_diff_dict()
+        del config["transformers_version"]
+        golden[kind] = {"config": config, "logits": logit_V[::EVERY].tolist()}
     GOLDEN.write_text(json.dumps(golden) + "\n")
 
 

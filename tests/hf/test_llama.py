@@ -15,7 +15,7 @@ from txl.convert import convert
 from txl.convert.gpt_neox import NAMES as OF_NEOX
 from txl.convert.gpt_neox import apart
 from txl.convert.llama import NAMES, config_for_llama, to_llama
-from txl.inference.reader import Reader
+from txl.inference.reader import Reader, context_of_text
 from txl.model.transformer import TransformerXL
 
 pytest.importorskip(
@@ -86,12 +86,12 @@ def test_greedy_words(kind: str, tmp_path: Path) -> None:
     model, context = loaded(theirs, tmp_path)
     with in_float64():
         expected = theirs.generate(
-            IDS[:1, :5], max_new_tokens=30, do_sample=False, eos_token_id=-1, pad_token_id=0
+            IDS[:1, :12], max_new_tokens=18, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
-    reader = Reader(model, context, 1)
-    found = IDS[:1, :5]
+    reader = Reader(model, context_of_text(model.config, context, 30), 1)
+    found = IDS[:1, :12]
     hidden_BTD = reader.read(found)
-    for _ in range(30):
+    for _ in range(18):
         next_B1 = logits(model, hidden_BTD[:, -1:]).argmax(-1)
         found = torch.cat([found, next_B1], dim=1)
         hidden_BTD = reader.read(next_B1)

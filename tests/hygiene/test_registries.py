@@ -48,6 +48,14 @@ def asked_by(build: Callable[[Any], object], **values: Any) -> set[str]:
     return asked - COMMON - {"settings", "own"}
 
 
+SCALINGS = (
+    {"rope_scaling": "none"},
+    {"rope_scaling": "yarn"},
+    {"rope_scaling": "longrope", "rope_short": (1.0,) * 4, "rope_long": (2.0,) * 4},
+)
+"""Of rotary positions, which read other settings with each."""
+
+
 @pytest.mark.parametrize("name", POSITION_ENCODINGS)
 def test_an_encoding_reads_and_says_what_it_declares(name: str) -> None:
     cls = POSITION_ENCODINGS[name]
@@ -56,7 +64,10 @@ def test_an_encoding_reads_and_says_what_it_declares(name: str) -> None:
     assert ("untie_r" in cls.reads()) == bool(cls.shared)
     if name == "floater":
         pytest.importorskip("torchdiffeq")
-    assert asked_by(cls, position=name) - {"untie_r"} == reads(cls)
+    asked: set[str] = set()
+    for scaling in SCALINGS:
+        asked |= asked_by(cls, position=name, **scaling)
+    assert asked - {"untie_r"} == reads(cls)
 
 
 def test_a_rule_reads_what_it_declares() -> None:

@@ -125,11 +125,13 @@ def test_reversible_layers_do_not_compute_again_with_weights_that_were_replaced(
 FORMULAS = {
     "relu": lambda a: a.clamp(min=0),
     "gelu": lambda a: a * (1 + torch.erf(a / 2**0.5)) / 2,
+    "gelu_tanh": lambda a: a * (1 + ((2 / torch.pi) ** 0.5 * (a + 0.044715 * a**3)).tanh()) / 2,
     "relu2": lambda a: a.clamp(min=0) ** 2,
     "silu": lambda a: a / (1 + (-a).exp()),
     "glu": lambda a: 1 / (1 + (-a).exp()),
 }
 FORMULAS |= {"reglu": FORMULAS["relu"], "geglu": FORMULAS["gelu"], "swiglu": FORMULAS["silu"]}
+FORMULAS["geglu_tanh"] = FORMULAS["gelu_tanh"]
 
 
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))

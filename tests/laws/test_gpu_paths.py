@@ -11,9 +11,11 @@ pytest.importorskip("triton", reason="Triton is published for Linux only", exc_t
 from tests.laws.conftest import SIZES
 from txl import Context, ModelConfig, TransformerXL
 from txl.model import attention, layer, memory
-from txl.ops import cast, layer_rows, linear_cross_entropy, lookup
+from txl.ops import cast, dropout, layer_rows, linear_cross_entropy, lookup
 from txl.training.nats import Nats
 
+ASK = (attention, layer, memory, cast, dropout, layer_rows, linear_cross_entropy, lookup)
+"""Modules that ask whether a tensor is on a GPU."""
 MODELS: dict[str, dict[str, Any]] = {
     "paper": {},
     "untied": {"untie_r": True},
@@ -65,7 +67,7 @@ def both(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> Any:
     """By the plain paths, then by those of a GPU."""
     context = context_of(name)
     plain = losses_memory_and_gradients(model_of(name, dtype), context)
-    for module in (attention, layer, memory, cast, layer_rows, linear_cross_entropy, lookup):
+    for module in ASK:
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
     return plain, losses_memory_and_gradients(model_of(name, dtype), context)
 
@@ -86,5 +88,5 @@ def test_paths_of_a_gpu_in_bfloat16_differ_by_rounding(
     exact = losses_memory_and_gradients(model_of(name, torch.float64), context_of(name))
     for x, y, z in zip(plain, found, exact, strict=True):
         assert x.dtype == y.dtype
-        scale = z.norm() + 1e-3
+        scale = z.norm() + 0.1  # of a bias of keys the gradient is nothing but rounding
         assert (y - z).norm() / scale < 2 * (x - z).norm() / scale + 0.01

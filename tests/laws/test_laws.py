@@ -289,6 +289,25 @@ def test_clamped_distances_are_all_the_same(name: str, token_BT: Tensor) -> None
         assert torch.allclose(one, two, rtol=0, atol=1e-12) == is_lost
 
 
+@torch.no_grad()
+def test_a_memory_is_made_of_states_or_of_hidden_states_and_of_nothing_else() -> None:
+    model = build("plain")
+    n_layer, width = model.config.n_layer, model.config.d_model
+    hidden = [torch.randn(2, 6, width).double() for _ in range(n_layer)]
+    text_BT = torch.arange(8).view(2, 4)
+    context = context_of("plain", mem_len=6)
+    plain, _ = model(text_BT, Memory(tuple(map(State, hidden))), context)
+    found, _ = model(text_BT, Memory(tuple(hidden)), context)
+    assert torch.equal(found, plain)
+    for wrong in ((1,), (hidden[0][0],), ("a",)):
+        with pytest.raises(
+            TypeError, match=r"Memory takes a State, or a tensor \(B, M, D\), a layer"
+        ):
+            Memory(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the memory holds 1 layers, the model"):
+        model(text_BT, Memory((hidden[0],)), context)
+
+
 @for_models()
 def test_rows_of_a_batch_do_not_mix(name: str, model: TransformerXL, token_BT: Tensor) -> None:
     """And what is remembered of them can be taken apart and joined."""

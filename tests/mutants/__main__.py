@@ -3,7 +3,7 @@
 python -m tests.mutants [--hinted] [NAME ...]
 
 Prints a table in the order of the file; the exit status is 1 if a fault survives. One fault a CPU core at a time. First
-the tests that the list names are run, then all fast ones; with --hinted only the former.
+the tests that the list names are run, then all fast ones, of txl or of the laboratory; with --hinted only the former.
 """
 
 import os
@@ -127,11 +127,12 @@ def main(argv: list[str]) -> int:
             try:
                 with applied(copy, mutant):
                     by = killer(copy, mutant["tests"].split())
-                    return (
-                        by
-                        if by or "--hinted" in argv
-                        else killer(copy, ["--deselect=tests/hygiene"])
-                    )
+                    if by or "--hinted" in argv:
+                        return by
+                    others = ["--deselect=tests/hygiene"]
+                    if mutant["file"].startswith("lab/"):
+                        others = ["lab/tests"]
+                    return killer(copy, others)
             finally:
                 copies.put(copy)
 

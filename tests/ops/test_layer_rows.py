@@ -41,7 +41,7 @@ def test_residual_and_norm_equal_their_definition(p: float, D: int) -> None:
     dout = torch.randn(2, 4, D)
     inputs = [x, y, *norm.parameters()]
 
-    found = add_norm(x, y, norm, Dropout(p))
+    found = add_norm(x, y, Dropout(p), torch.add, norm)
     grads = gradients(found, inputs, dout)
 
     wide = [t.detach().double().requires_grad_() for t in inputs]
@@ -55,7 +55,7 @@ def test_both_copies_of_a_result_give_gradients() -> None:
     norm = nn.LayerNorm(8)
     x, y = torch.randn(2, 3, 8, requires_grad=True), torch.randn(2, 3, 8).half().requires_grad_()
     with torch.autocast("cpu", torch.float16):
-        h = add_norm(x, y, norm, Dropout(0.0))
+        h = add_norm(x, y, Dropout(0.0), torch.add, norm)
         copy = as_multiplied(h)
     assert copy.dtype == torch.float16
     torch.testing.assert_close(copy.float(), h, rtol=1e-3, atol=1e-3)

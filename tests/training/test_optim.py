@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from txl import ModelConfig, TransformerXL
+from txl.config import UsageError
 from txl.registry import OPTIMIZERS
 from txl.training.config import TrainConfig
 from txl.training.optim import Optimizers, tensors_kept
@@ -219,6 +220,8 @@ def test_muon_turns_what_mixes_features_of_hidden_states(
     model = TransformerXL(ModelConfig(**shape, **position, pre_lnorm=True, gate="gru"))
     config = TrainConfig(optim="muon", muon_positions=with_positions)
     matrices = rule_of(config).matrices(model)
+    with pytest.raises(UsageError, match="--optim muon: takes some matrices only"):
+        Optimizers(model.named_parameters(), config)
     turned, _ = Optimizers(model.named_parameters(), config, matrices)._all
     names = {parameter: name for name, parameter in model.named_parameters()}
     expected = [f"attn.{net}_net" for net in "qkvo"] + ["ff.0", "ff.3"] + of_positions

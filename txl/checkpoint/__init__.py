@@ -25,7 +25,7 @@ from txl.checkpoint.load import (
     newest_whole,
 )
 from txl.checkpoint.record import Checkpoint, last_checkpoint, open_checkpoint, point_at_best
-from txl.checkpoint.save import Background, CheckpointWriter, Snapshot
+from txl.checkpoint.save import Background, CheckpointWriter, Snapshot, save_tensors
 from txl.config import (
     ATTN_IMPL_HELP,
     CLAMP_LEN_HELP,

@@ -338,14 +338,23 @@ def _write_streams(folder: Path, snapshot: Snapshot, columns: slice) -> dict[str
 
 def _write_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, str]:
     """Write a file of tensors; its name and digest."""
-    with errors_naming(path):
-        save_file(
-            {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()},
-            path,
-        )
-        # the library makes files that only their owner may read
-        path.chmod(path.parent.stat().st_mode & 0o666)
+    save_tensors(path, tensors)
     return dict([_flushed(path)])
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Any = None) -> None:
+    """Write a file of safetensors with the permissions of any new file: the library makes files
+    that only their owner may read.
+
+    Args:
+        metadata: text by name; None: there is none.
+    """
+    with errors_naming(path):
+        path.touch()
+        mode = path.stat().st_mode
+        copies = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
+        save_file(copies, path, metadata=metadata)
+        path.chmod(mode)
 
 
 def _write_text(text: str, path: Path) -> dict[str, str]:

@@ -128,8 +128,8 @@ def read_flags(
 
 
 def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Typed) -> Typed:
-    """The settings of the file of --config, which is taken out of the typed flags; NVIDIA's
-    programs name the file with --config_file, and with --config a configuration in it.
+    """The settings of the file of --config, with its name as `config`; NVIDIA's programs name the
+    file with --config_file, and with --config a configuration in it.
     """
     name = typed.pop("config", None)
     file = typed.pop("config_file", None)
@@ -144,8 +144,14 @@ def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Ty
             if _conditions(key, f):
                 idle[key] = default_of(f)
     words = words_of_file(Path(file), entry, flags, idle, name)
+    found: Typed = {"config": file}
     try:
-        return vars(parser.parse_args(words))
+        for word in words:  # each alone: the items of a list are not words of one flag
+            for key, value in vars(parser.parse_args([word])).items():
+                if isinstance(value, list):
+                    value = [*found.get(key, []), *value]
+                found[key] = value
+        return found
     except UsageError as error:
         raise UsageError(f"{file}: {str(error).removeprefix('--')}") from None
 

@@ -1,5 +1,5 @@
-"""Start a program: threads that share the cores, and Ctrl-C that ends it in one line, also during
-imports.
+"""Start a program: threads that share the cores, and Ctrl-C and SIGTERM that end it in one line, also
+during imports.
 
 Only the standard library is imported before the program is.
 """
@@ -84,6 +84,10 @@ other to wake up.
 """
 
 
+_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""Handlers of the signals that end a program in one line."""
+
+
 def launch(name: str) -> None:
     """Import one of `PROGRAMS` and run it with the arguments of the command line; never returns."""
     if name in ("train", "try"):
@@ -92,9 +96,10 @@ def launch(name: str) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     prepare()
     import_module("txl.runtime.clock").note_launch()
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else a shell started us with it ignored
-        signal.signal(signal.SIGINT, _end)
+    before = {number: signal.getsignal(number) for number in _USUAL}
+    for number, handler in before.items():
+        if handler is _USUAL[number]:  # else a shell started us with it ignored
+            signal.signal(number, _end)
     try:
         main = import_module(PROGRAMS[name].module).main
     except ImportError as error:
@@ -102,7 +107,8 @@ def launch(name: str) -> None:
             raise
         _refuse(str(error))
     run = import_module("txl.cli.run").run
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     run(main)
 
 
@@ -145,5 +151,8 @@ def _refuse(why: str) -> NoReturn:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """End at once: partially imported libraries catch exceptions, or turn them into others."""
-    os.write(2, f"{os.path.basename(sys.argv[0])}: interrupted\n".encode())
-    os._exit(130)
+    what = "interrupted"
+    if number == signal.SIGTERM:
+        what = "stopped by SIGTERM"
+    os.write(2, f"{os.path.basename(sys.argv[0])}: {what}\n".encode())
+    os._exit(128 + number)

@@ -103,8 +103,11 @@ _HARMLESS = {
     **{"vocab": "word", "manual_vocab": "word"},
 }
 """Values of refused flags that change nothing."""
-_RENAMED = {"eval_max_steps": "max_eval_steps"}
-"""NVIDIA's names of flags that take a whole number."""
+_RENAMED: dict[str, tuple[str, type]] = {
+    "eval_max_steps": ("max_eval_steps", int),  # NVIDIA's
+    "plot": ("pictures", str),
+}
+"""Other names of flags, and the types of their values."""
 _RENAMED_VALUES = {("optim", "jitlamb"): "lamb"}
 _ATTN_TYPE = {
     "0": "rel_sinusoid",
@@ -133,10 +136,10 @@ def add_legacy_flags(parser: argparse.ArgumentParser, known: set[str]) -> None:
             parser.add_argument(
                 f"--{name}", dest=f"retired {name}", help=argparse.SUPPRESS, default=None, **given
             )
-    for name, now in _RENAMED.items():
+    for name, (now, kind) in _RENAMED.items():
         if f"--{now}" in known:
             parser.add_argument(
-                f"--{name}", dest=now, type=int, help=argparse.SUPPRESS, default=argparse.SUPPRESS
+                f"--{name}", dest=now, type=kind, help=argparse.SUPPRESS, default=argparse.SUPPRESS
             )
     if "--position" in known:
         parser.add_argument("--attn_type", choices=_ATTN_TYPE, help=argparse.SUPPRESS, default=None)

@@ -35,6 +35,7 @@ _RECIPE = (
 """That of lab/docs/results.md#recipes, at a rate for longer trainings than there
 (lab/docs/results.md#how-much-the-rate-decides).
 """
+_WARMUP_2019 = "--warmup_convention original"
 _EVAL_BASE = "--tgt_len 64 --mem_len 640 --clamp_len 400 --same_length --split test"
 _EVAL_LARGE = "--tgt_len 128 --mem_len 1600 --clamp_len 1000 --same_length --split test"
 _GENERATE_BASE = "--mem_len 640 --clamp_len 400 --same_length"
@@ -44,12 +45,14 @@ _EVAL_BYTES_LARGE = "--tgt_len 128 --mem_len 3800 --clamp_len 1000 --same_length
 _GENERATE_BYTES = "--mem_len 2100 --clamp_len 820 --same_length"
 _GENERATE_BYTES_LARGE = "--mem_len 3800 --clamp_len 1000 --same_length"
 _BYTES_BASE = (
-    "--n_layer 12 --d_model 512 --n_head 8 --d_head 64 --d_inner 2048 --dropout 0.1 --dropatt 0.0"
+    "--data_convention original"
+    " --n_layer 12 --d_model 512 --n_head 8 --d_head 64 --d_inner 2048 --dropout 0.1 --dropatt 0.0"
     " --optim adam --lr 0.00025 --warmup_step 0 --max_step 400000 --tgt_len 512 --mem_len 512"
     " --eval_tgt_len 128 --batch_size 22"
 )
 _BYTES_LARGE = (
-    "--n_layer 24 --d_model 1024 --n_head 8 --d_head 128 --d_inner 3072 --dropout 0.15 --dropatt"
+    "--data_convention original"
+    " --n_layer 24 --d_model 1024 --n_head 8 --d_head 128 --d_inner 3072 --dropout 0.15 --dropatt"
     " 0.15 --optim adam --lr 0.00025 --max_step 400000 --tgt_len 768 --mem_len 768 --eval_tgt_len"
     " 128 --batch_size 64"
 )
@@ -99,7 +102,7 @@ PRESETS = {
         _GENERATE_BASE,
     ),
     "wt103-base_modern": Preset(
-        "wt103-base with the recipe of lab/docs/results.md#recipes, for half its tokens; not trained at"
+        "ours: wt103-base with the recipe of lab/docs/results.md#recipes, for half its tokens; not trained at"
         " this size",
         "--adaptive --n_layer 16 --d_model 410 --n_head 10 --d_head 41 --d_inner 1400 --activation"
         " swiglu --pre_lnorm --dropout 0.1 --dropatt 0.0 --optim muon --lr 0.0025 --weight_decay 0.1"
@@ -112,7 +115,7 @@ PRESETS = {
         "WikiText-103 as in 2019",
         "--adaptive --div_val 4 --n_layer 18 --d_model 1024 --n_head 16 --d_head 64 --d_inner 4096"
         " --dropout 0.2 --dropatt 0.2 --optim adam --lr 0.00025 --warmup_step 16000 --max_step"
-        " 4000000 --tgt_len 384 --mem_len 384 --eval_tgt_len 128 --batch_size 128",
+        f" 4000000 --tgt_len 384 --mem_len 384 --eval_tgt_len 128 --batch_size 128 {_WARMUP_2019}",
         _EVAL_LARGE,
         _GENERATE_LARGE,
     ),
@@ -154,11 +157,13 @@ PRESETS = {
         "--tgt_len 70 --mem_len 400 --clamp_len 140 --split test",
         "--mem_len 140 --clamp_len 140",
     ),
-    "enwik8-base": Preset("enwik8 as in 2019", _BYTES_BASE, _EVAL_BYTES, _GENERATE_BYTES),
+    "enwik8-base": Preset(
+        "enwik8 as in 2019", f"--dataset enwik8 {_BYTES_BASE}", _EVAL_BYTES, _GENERATE_BYTES
+    ),
     # the paper's 18 layers with 88M parameters, whose script was never published; these come to
     # 88.7M
     "enwik8-base18": Preset(
-        "enwik8, 18 layers; sizes, dropout and lengths are ours",
+        "ours: enwik8, 18 layers; sizes, dropout and lengths are ours",
         "--n_layer 18 --d_model 640 --n_head 8 --d_head 64 --d_inner 2560 --dropout 0.1 --dropatt"
         " 0.0 --optim adam --lr 0.00025 --warmup_step 4000 --max_step 400000 --tgt_len 512"
         " --mem_len 512 --eval_tgt_len 128 --batch_size 22",
@@ -167,17 +172,23 @@ PRESETS = {
     ),
     "enwik8-large": Preset(
         "enwik8 as in 2019",
-        f"{_BYTES_LARGE} --warmup_step 4000",
+        f"--dataset enwik8 {_BYTES_LARGE} --warmup_step 4000 {_WARMUP_2019}",
         _EVAL_BYTES_LARGE,
         _GENERATE_BYTES_LARGE,
     ),
-    "text8-base": Preset("text8 as in 2019", _BYTES_BASE, _EVAL_BYTES, _GENERATE_BYTES),
+    "text8-base": Preset(
+        "text8 as in 2019", f"--dataset text8 {_BYTES_BASE}", _EVAL_BYTES, _GENERATE_BYTES
+    ),
     "text8-large": Preset(
-        "text8 as in 2019", _BYTES_LARGE, _EVAL_BYTES_LARGE, _GENERATE_BYTES_LARGE
+        "text8 as in 2019",
+        f"--dataset text8 {_BYTES_LARGE}",
+        _EVAL_BYTES_LARGE,
+        _GENERATE_BYTES_LARGE,
     ),
     "lm1b-base": Preset(
         "One Billion Word as in 2019",
-        "--adaptive --div_val 4 --n_layer 18 --d_model 1024 --n_head 8 --d_head 128 --d_inner 4096"
+        f"--dataset lm1b {_WARMUP_2019}"
+        " --adaptive --div_val 4 --n_layer 18 --d_model 1024 --n_head 8 --d_head 128 --d_inner 4096"
         " --dropout 0.0 --dropatt 0.0 --optim adam --lr 0.00025 --warmup_step 20000 --max_step"
         " 500000 --tgt_len 32 --mem_len 32 --eval_tgt_len 32 --batch_size 224",
         "--batch_size 64 --tgt_len 32 --mem_len 128 --same_length --split test",
@@ -185,7 +196,8 @@ PRESETS = {
     ),
     "lm1b-large": Preset(
         "One Billion Word as in 2019",
-        "--adaptive --div_val 4 --n_layer 24 --d_model 1280 --n_head 16 --d_head 80 --d_inner 8192"
+        f"--dataset lm1b {_WARMUP_2019}"
+        " --adaptive --div_val 4 --n_layer 24 --d_model 1280 --n_head 16 --d_head 80 --d_inner 8192"
         " --dropout 0.05 --dropatt 0.05 --optim adam --lr 0.00025 --warmup_step 30000 --max_step"
         " 1200000 --tgt_len 32 --mem_len 32 --eval_tgt_len 32 --batch_size 512",
         "--batch_size 8 --tgt_len 32 --mem_len 128 --same_length --split test",
@@ -203,7 +215,7 @@ PRESETS = {
     # lab/scripts/write_model.sh: the recipe and memory of lab/docs/results.md, in updates of 4,096 tokens,
     # 30 million in all; nothing is read twice, so nothing is dropped
     "wikipedia-16m": Preset(
-        "Wikipedia, 16M parameters, hours on a CPU",
+        "ours: Wikipedia, 16M parameters, hours on a CPU",
         "--cutoffs auto --div_val 1 --dropout 0.0 --n_layer 4 --d_model 256 --n_head 8 --d_head 32"
         " --d_inner 683 --activation swiglu --pre_lnorm --optim muon --lr 0.0025 --weight_decay 0.1"
         " --warmup_step 500 --max_step 7324 --tgt_len 64 --mem_len 192 --batch_size 64"
@@ -245,7 +257,13 @@ def size_for(n_char: int) -> TextSize:
 
 
 _GIVE_WAY = {
-    "minutes": {"max_step", "max_step_scheduler", "eval_interval", "save_interval"},
+    "minutes": {
+        "max_step",
+        "max_step_scheduler",
+        "eval_interval",
+        "save_interval",
+        "warmup_convention",
+    },
     "local_batch_size": {"batch_size"},
     "no_adaptive": {"cutoffs", "adaptive", "div_val"},
 }
@@ -278,6 +296,8 @@ def words_of(name: str, entry: Entry, typed: Mapping[str, Any] = MappingProxyTyp
     """
     words = getattr(PRESETS[name], entry).split()
     gone = given_up(typed, _GIVE_WAY)
+    if "dataset" in typed and typed["dataset"] not in words:
+        gone.add("data_convention")
     kept: list[str] = []
     keeps = True
     for word in words:

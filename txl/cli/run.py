@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from txl.config import UsageError
+from txl.files import Stopped, signals_raise
 from txl.plugins import without_plugins
 from txl.runtime.distributed import LostContactError
 from txl.runtime.log import print_error, print_notices
@@ -30,6 +31,7 @@ _REMEDIES = {
     errno.EIO: "the disk fails; use another",
     errno.ELOOP: "remove the link, or name another place",
 }
+_NOTHING_LEFT = "nothing was left half written"
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|overflow", re.I
 )
@@ -43,7 +45,8 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     message = ""
     try:
         _prepare_streams()
-        status = main(without_plugins(sys.argv[1:])) or 0
+        with signals_raise():
+            status = main(without_plugins(sys.argv[1:])) or 0
         sys.stdout.flush()
     except UsageError as error:
         status = 2
@@ -70,7 +73,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
         message = _out_of_memory(error)
     except KeyboardInterrupt:
         status = 130
-        message = "interrupted; nothing was left half written"
+        message = f"interrupted; {_NOTHING_LEFT}"
+    except Stopped as stop:
+        status = int(stop.code or 0)
+        message = f"stopped by {stop.signal.name}; {_NOTHING_LEFT}"
     if message:
         print_error(message)
     if os.environ.get("WORLD_SIZE", "1") != "1":

@@ -1,19 +1,16 @@
 """Settings in a file, for --config: TOML, JSON such as the config.json of a run, and YAML, also of
-NVIDIA's shape. Each becomes the words of a command line, so that a setting in a file is what the
-flag is.
+NVIDIA's shape. Each becomes words of a command line, so that a setting in a file is what the flag is.
 """
 
 import argparse
 import difflib
-import json
-import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from txl.cli.presets import Entry
+from txl.cli.settings_reader import read_tables
 from txl.config import Context, ModelConfig, UsageError, hints_of, require
-from txl.files import content_of
 from txl.memory import parts_by_default, positions_by_default
 from txl.registry import settings_before
 from txl.runtime.records import require_fields
@@ -64,7 +61,8 @@ def words_of_file(
     idle: Mapping[str, Any],
     name: str | None,
 ) -> list[str]:
-    """The settings of a file as words of a command line.
+    """The settings of a file as words of a command line, each with its flag and at most one value,
+    so that no value is read as a flag; a list is several words.
 
     Args:
         entry: the program; tables of this name hold settings for it alone.
@@ -92,11 +90,18 @@ def words_of_file(
         elif isinstance(value, list):
             takes_several = flags[f"--{key}"].nargs in ("+", "*")
             require(takes_several, f"{path}: {key}: takes one value, and no list")
-            words += [f"--{key}", *map(str, value)]
+            require(bool(value), f"{path}: {key}: expected at least one value; leave it out")
+            words += [f"--{key}={_value(path, key, one)}" for one in value]
         else:
-            # in one word, since a value may begin with a dash
-            words.append(f"--{key}={value}")
+            words.append(f"--{key}={_value(path, key, value)}")
     return words
+
+
+def _value(path: Path, key: str, value: Any) -> Any:
+    """The value, if it is text or a number. Raises `UsageError`."""
+    is_value = isinstance(value, str | int | float) and not isinstance(value, bool)
+    require(is_value, f"{path}: {key}: {str(value)[:40]} is no text and no number; give one")
+    return value
 
 
 def _settings_in(
@@ -106,10 +111,10 @@ def _settings_in(
     idle: Mapping[str, Any],
     name: str | None,
 ) -> dict[str, Any]:
-    content = _parsed(path)
+    content = read_tables(path)
     if all(isinstance(content.get(part), dict) for part in _PARTS_OF_A_RUN):
         require(name is None, f"{path}: is of a run, and holds no configuration {name}")
-        return _of_run(content, entry, flags, idle)
+        return _of_run(path, content, entry, flags, idle)
     if name is not None or _is_table(content.get("default"), with_key=entry):
         name = name or "default"
         names = ", ".join(key for key in content if _is_table(content[key], with_key=entry))
@@ -129,6 +134,7 @@ def _is_table(content: Any, *, with_key: str) -> bool:
 
 
 def _of_run(
+    path: Path,
     record: Mapping[str, Any],
     entry: Entry,
     flags: Mapping[str, argparse.Action],
@@ -143,7 +149,9 @@ def _of_run(
         parts = ("model", "context")
     for part in parts:
         settings |= record[part]
-    settings |= settings.pop("own", {})
+    own = settings.pop("own", {})
+    require(isinstance(own, dict), f"{path}: own: must be a table of settings")
+    settings |= own
     settings = {**settings_before(str(settings.get("memory"))), **settings}
     if entry == "train":
         follows = _FOLLOWS
@@ -182,37 +190,8 @@ def _resolved(record: Mapping[str, Any], settings: Mapping[str, Any]) -> list[st
     return found
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    readers: dict[str, Callable[[str], Any]] = {
-        ".toml": tomllib.loads,
-        ".json": json.loads,
-        ".yaml": _read_yaml,
-        ".yml": _read_yaml,
-    }
-    kinds = ", ".join(readers)
-    require(path.suffix in readers, f"--config {path}: must end in one of {kinds}")
-    text = content_of(path)
-    try:
-        content = readers[path.suffix](text.decode())
-    except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{path}: cannot be read as {path.suffix[1:]} ({reason})") from None
-    require(isinstance(content, dict), f"{path}: must hold settings by name, as in lr = 0.001")
-    return content
-
-
-def _read_yaml(text: str) -> Any:
-    import yaml  # few files are YAML
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
-
-
-def _require_setting(path: Path, key: Any, flags: Collection[str], entry: Entry) -> None:
+def _require_setting(path: Path, key: str, flags: Collection[str], entry: Entry) -> None:
     """Raise `UsageError` unless a key of a file is a flag."""
-    require(isinstance(key, str), f"{path}: {key}: no such setting; names are words")
     require(key not in _BY_FLAG_ONLY, f"{path}: {key}: give it on the command line, as --{key}")
     if f"--{key}" in flags:
         return

@@ -21,12 +21,11 @@ from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.bytes import ALL_BYTES
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.subwords import DEFAULT_SIZE
-from txl.evaluation.outputs import require_outputs
-from txl.evaluation.report import write_json
 from txl.model.transformer import TransformerXL
 from txl.ops.rel_attention import resolved
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
+from txl.runtime.outputs import inputs_of, json_kind, require_outputs, write_json
 from txl.training.config import TrainConfig
 from txl.training.learning import freeze
 from txl.training.plan import ClusterConfig, Device, Plan, checkpoint_bytes, plan
@@ -47,6 +46,11 @@ WORDS = {
 defaults.
 """
 KINDS = {"DDP": False, "shards": True}
+RESULT = json_kind(
+    "txl estimate",
+    ("parameters", "checkpoint", "limit", "batch_size", "device"),
+    ("notes", *KINDS),
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
             name not in typed, f"--{name}: an estimate reads no model; give the flags of its shape"
         )
     cluster = build(ClusterConfig, typed)
-    require_outputs({"--json": cluster.json})
+    require_outputs({"--json": (cluster.json, RESULT)}, inputs_of(typed, "json"))
     ranks = Ranks(0, cluster.gpus, torch.device("cuda"))
     typed, notes = with_fitting_batch(typed, ranks)
     config, context, data, asked, *_ = new_settings(typed, ranks)
@@ -98,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
         record = {"parameters": n_weight, "checkpoint": stored, "limit": verdict, "notes": notes}
         record |= {"batch_size": config.batch_size, "device": device._asdict()}
         tokens = config.batch_size * context.tgt_len
-        write_json(Path(cluster.json), record | _recorded(plans, tokens))
+        write_json(Path(cluster.json), record | _recorded(plans, tokens), RESULT)
     return 0
 
 

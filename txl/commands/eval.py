@@ -28,11 +28,10 @@ from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.transfer import names_in
 from txl.evaluation.config import EVAL, EvalConfig, ScoreConfig
 from txl.evaluation.gain import Gain, gains_of
-from txl.evaluation.measures.token_losses import write_losses
-from txl.evaluation.outputs import require_outputs
+from txl.evaluation.measures.token_losses import LOSSES, write_losses
 from txl.evaluation.plots import Plot, drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor
-from txl.evaluation.report import HEAD, print_remarks, write_results
+from txl.evaluation.report import EVALUATION, HEAD, print_remarks, write_results
 from txl.evaluation.rows import Row
 from txl.evaluation.test_time import Additions, prepared
 from txl.language.model import LanguageModel
@@ -40,6 +39,7 @@ from txl.memory import require_works, unbounded
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
+from txl.runtime.outputs import inputs_of, require_outputs
 from txl.runtime.resources import keep_freed_memory
 from txl.training.metrics import show_pictures
 
@@ -106,6 +106,13 @@ def resolved(
         " --attention_by_distance"
     )
     require(config.pictures is None or bool(pictures_of(config, Path(), measure.plots)), nothing)
+    if ranks.is_main:
+        outputs = {
+            "--json": (config.json, EVALUATION),
+            "--token_losses": (config.token_losses, LOSSES),
+        }
+        of_text = dict.fromkeys(names_in(data.data), "--data")
+        require_outputs(outputs, inputs_of(typed, "json", "token_losses", "pictures") | of_text)
     if "reset" not in typed and config.convention == "txl":
         config = dataclasses.replace(config, reset=lm.reading["reset"])
     if "batch_size" not in typed:
@@ -153,7 +160,7 @@ def report(
     if config.json:
         if config.borders == "both":
             how["gains"] = [gain.as_dict() for gain in gains]
-        write_results(Path(config.json), rows, **how, **found)
+        write_results(Path(config.json), rows, EVALUATION, **how, **found)
 
 
 def announce(corpus: Corpus, names: Sequence[str], config: EvalConfig, *, learns: bool) -> None:
@@ -201,11 +208,9 @@ def score_splits(
     corpus = ranks.main_first(lambda: lm.corpus(data))
     names = corpus.held_out() if config.split == "all" else (config.split,)
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
-    pictures = pictures_of(config, lm.run or Path(), measure.plots)
+    pictures = pictures_of(config, lm.run, measure.plots)
     if ranks.is_main:
         announce(corpus, names, config, learns=additions.dynamic.is_on)
-        outputs = {"--json": config.json, "--token_losses": config.token_losses}
-        require_outputs(outputs, dict.fromkeys(names_in(data.data), "--data"))
         pictures = drawable(pictures, config)
     rows: list[Row] = []
     gains: list[Gain] = []
@@ -248,4 +253,5 @@ def score_splits(
     if ranks.is_main:
         report(rows, gains, config, measure, **origin(lm, corpus, names, config))
         write_pictures(rows, pictures, measure.plots)
-        show_pictures(lm.run or Path(), pictures)
+        if lm.run is not None:
+            show_pictures(lm.run, pictures)

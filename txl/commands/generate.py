@@ -3,7 +3,7 @@
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from txl.config import UsageError, build, require
 from txl.data_utils.free_text import decoder, encode_text, read_text, read_turns
 from txl.data_utils.tokenizer import Tokenizer
 from txl.generation.config import GENERATE, LONGEST_SESSION, GenerateConfig
+from txl.generation.rule import Rule
 from txl.inference.reader import reading_context
 from txl.language.chat import Chat
 from txl.language.text_generation import Session, TextGenerator
@@ -37,6 +38,9 @@ def main(argv: Sequence[str]) -> None:
     context = lm.context.as_asked(config)
     if begun is not None:
         context = begun.context_for(LONGEST_SESSION)
+    rule: Rule = config
+    if config.num_beams == 1:
+        rule = lm.sampling_rule({f.name: typed[f.name] for f in fields(Rule) if f.name in typed})
     with lm.used_as(config) as model:
         generator = TextGenerator(
             model=model,
@@ -44,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
             tokenizer=vocab,
             tokenised=tokenised and not config.raw,
             ending=config.ending(),
-            rule=config,
+            rule=rule,
             seed=config.seed,
             allow_unknown=config.allow_unk,
             no_repeat_ngram_size=config.no_repeat_ngram_size,
@@ -132,9 +136,11 @@ def take_turns(
         has_template or config.system is None,
         "--system: the model's tokenizer has no chat template; give it as --prompt",
     )
+    arguments = config.template_arguments()
     if has_template and not config.no_chat:
-        chat(Chat(how, config.system or ""), prompt)
+        chat(Chat(how, config.system or "", arguments), prompt)
     else:
+        require(not arguments, "--chat_template_args: no chat template is used; leave it out")
         require(config.system is None, "--system: is said in a chat only; leave --no_chat out")
         converse(how, prompt, ids, tokenised=tokenised)
 

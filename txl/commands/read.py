@@ -14,8 +14,9 @@ from txl.cli.flags import named, read_flags
 from txl.commands.one_model import memory_in, opened, require_words
 from txl.config import LENGTH, SIZE, TextKind, build, option, require
 from txl.data_utils.free_text import read_text
-from txl.language.kept_memory import require_place
+from txl.language.kept_memory import MEMORY
 from txl.runtime.log import print_line
+from txl.runtime.outputs import inputs_of, require_outputs
 
 MOST_USED = ("text", "work_dir", "to", "memory_file", "mem_len", "tokenise")
 
@@ -45,8 +46,8 @@ def main(argv: Sequence[str]) -> None:
     require("text" in typed, "name the file of the text: txl read FILE (-: standard input)")
     config = build(ReadConfig, typed)
     require(config.to is not None, "--to: name the file for the memory, such as --to book.memory")
+    require_outputs({"--to": (config.to, MEMORY)}, inputs_of(typed, "to"))
     place = Path(config.to or "")
-    require_place(place)
     lm = opened(config, typed)
     require_words(lm, config.tokenise)
     lm = replace(lm, context=lm.context.as_asked(config))

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from txl.checkpoint import checkpoints, open_checkpoint
 from txl.cli.flags import Typed, read_flags, refuse_idle_flags
-from txl.commands.reporting import folder_for, folder_of, report_of, require_place, say_where
+from txl.commands.reporting import folder_for, folder_of, report_of, say_where
 from txl.config import build, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import ReportConfig
-from txl.evaluation.outputs import require_outputs
 from txl.language.model import LanguageModel
 from txl.language.sources import located
-from txl.report.page import write_page
-from txl.report.record import HTML, JSON, Report, read_report, write_report
+from txl.report.page import PAGE, write_page
+from txl.report.record import FIGURES, HTML, JSON, Report, read_report, write_report
 from txl.runtime.log import print_line
+from txl.runtime.outputs import inputs_of, require_free, require_outputs
 
 MOST_USED = ("runs", "out", "mem_len", "split", "measure", "tokens", "data")
 DRAWING = {"runs", "out"}
@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> None:
         f"--json {asked.json}: holds the figures of one run; leave it out, each run keeps its own",
     )
     page = page_for(asked)
-    drawn: dict[str | None, str] = {run: "--runs" for run in asked.runs if Path(run).is_file()}
-    require_outputs({"--out": str(page), "--json": asked.json}, drawn)
+    outputs = {"--out": (str(page), PAGE), "--json": (asked.json, FIGURES)}
+    require_outputs(outputs, inputs_of(typed, "out", "json"))
     # what is refused, before anything is measured
     known = [known_report(run, typed) for run in asked.runs]
     reports = []
@@ -122,7 +122,7 @@ def measured(run: str, asked: ReportConfig, typed: Typed) -> Report:
         target = Path(asked.json)  # which `main` has looked at
     else:
         target = folder_of(lm) / JSON
-        require_place(target)
+        require_free(target, FIGURES)
     report = report_of(lm, asked, typed)
     for gain in report.gains:
         if gain.longer == report.compared[-1]:

@@ -29,7 +29,6 @@ from txl.evaluation.gain import (
     paired_bootstrap,
 )
 from txl.evaluation.measures.attention import attention_by_distance, attention_by_token
-from txl.evaluation.outputs import is_free, require_outputs
 from txl.evaluation.reading import within
 from txl.evaluation.report import HEAD, print_remarks
 from txl.evaluation.rows import Row
@@ -38,8 +37,9 @@ from txl.memory import MEMORIES
 from txl.model.autocast import dtype_on
 from txl.model.parts import attends_by_softmax
 from txl.model.transformer import TransformerXL
-from txl.report.page import write_page
+from txl.report.page import PAGE, write_page
 from txl.report.record import (
+    FIGURES,
     FORMAT,
     HTML,
     JSON,
@@ -53,7 +53,6 @@ from txl.report.record import (
     Report,
     Said,
     Shown,
-    is_report,
     last_said,
     short_word,
     without_folders,
@@ -61,6 +60,7 @@ from txl.report.record import (
 )
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
+from txl.runtime.outputs import require_free
 from txl.training.metrics import records_of
 
 STEP = 256
@@ -84,23 +84,12 @@ def add_report(run: str | Path, **settings: Any) -> Path:
     lm = LanguageModel.open(run, device=asked.device, dtype=asked.dtype)
     folder = folder_of(lm)
     figures, page = folder / JSON, folder / HTML
-    require_outputs({"--out": str(page)})
-    require_place(figures)
+    require_free(page, PAGE)
+    require_free(figures, FIGURES)
     report = report_of(lm, asked, settings)
     write_report(figures, report)
     write_page(page, [report])
     return page
-
-
-def require_place(figures: Path) -> None:
-    """Raise `UsageError` if a file that is no report.json stands where one is to be written,
-    `OSError` if none can be.
-    """
-    require(
-        is_free(figures) or is_report(figures),
-        f"{figures}: is there, and no report.json of txl; move or remove it",
-    )
-    require_outputs({"--json": str(figures)})
 
 
 def folder_of(lm: LanguageModel) -> Path:

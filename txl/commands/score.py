@@ -25,14 +25,17 @@ from txl.data_utils.documents import documents_of
 from txl.data_utils.free_text import FreeText, encode_after, encode_text, has_tokens, read_text
 from txl.data_utils.tokenizer import UNK, Tokenizer
 from txl.evaluation.config import EVAL, SCORE, ScoreConfig
-from txl.evaluation.outputs import require_outputs
 from txl.evaluation.reading import Reading, within
+from txl.evaluation.report import (
+    SCORE as SCORE_FILE,
+)
 from txl.evaluation.report import (
     Part,
     Token,
     as_tsv,
     print_parts,
     print_table,
+    tokens_kind,
     write_results,
     write_tokens,
 )
@@ -44,6 +47,7 @@ from txl.inference.reader import reading_context
 from txl.language.model import TOO_SHORT, LanguageModel
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
+from txl.runtime.outputs import STANDARD, inputs_of, require_outputs
 
 MOST_USED = ("text", "work_dir", "each", "context", "tokenise", "per_token", "mem_len", "json")
 
@@ -85,6 +89,10 @@ def resolved(
     require(
         not idle, f"{idle}: no effect with --text, which is one stream of its own; leave it out"
     )
+    outputs = {"--json": (config.json, SCORE_FILE)}
+    if config.per_token not in (None, STANDARD):
+        outputs["--per_token"] = (config.per_token, tokens_kind(config.per_token))
+    require_outputs(outputs, inputs_of(typed, "json", "per_token"))
     return lm, data, config, additions
 
 
@@ -114,8 +122,6 @@ def score_file(
         if not context:
             encode_text(context, vocab, name=config.context)  # which refuses it
     texts = texts_of(read_text(config.text, vocab), context, begins, config, lm, how)
-    read = {config.text: "--text", config.context: "--context", config.memory_file: "--memory_file"}
-    require_outputs({"--json": config.json, "--per_token": config.per_token}, read)
     if additions.read_training_text:
         training = training_text(lm, lm.corpus(data), ranks)
     else:
@@ -264,4 +270,4 @@ def report(lm: LanguageModel, config: ScoreConfig, rows: list[Row], parts: list[
             which |= {"memory_file": config.memory_file}
         if config.each != "file":
             which |= {"each": [part.as_dict(config.each) for part in parts]}
-        write_results(Path(config.json), rows, **which, dtype=config.dtype)
+        write_results(Path(config.json), rows, SCORE_FILE, **which, dtype=config.dtype)

@@ -16,6 +16,7 @@ from txl.attention_rules import use_attention
 from txl.checkpoint import MemoryUse, load_model, open_checkpoint
 from txl.cli.flags import Typed
 from txl.config import Context, ModelConfig, build, require
+from txl.convert import vocabulary_in
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.lm1b import SentenceRows
 from txl.data_utils.raw_text import DataError
@@ -70,7 +71,8 @@ def opened(kind: type[Asked], typed: Typed, ranks: Ranks) -> tuple[Asked, Additi
         kept = "float32"
     else:
         kept = config.dtype
-    sources = {"vocabulary": config.vocabulary, "dataset": typed.get("dataset")}
+    vocabulary = config.vocabulary or vocabulary_in(typed.get("data"), Path(config.work_dir))
+    sources = {"vocabulary": vocabulary, "dataset": typed.get("dataset")}
     return (
         config,
         additions,

@@ -140,6 +140,11 @@ def shape_of(typed: Typed, context: Context) -> Shape:
 
 
 _LOG = logging.getLogger(__name__)
+_CONVENTIONS = (
+    ("warmup_convention", "train", TrainConfig.warmup_convention),
+    ("data_convention", "data", DataConfig.data_convention),
+)
+"""What a run keeps as it began: flag, its place in the record, what an older record leaves out."""
 ENDLESS = 2**53 - 1
 """Updates that no training makes; JSON holds it exactly."""
 
@@ -167,11 +172,10 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     """
     typed = without_last_update(with_batch_size(typed, ranks))
     remember_typed(typed.get("data"))
+    free = {name for name, _, _ in _CONVENTIONS}
     # what asks for clusters contradicts no model's cutoffs, where these were to be found
     if typed.get("cutoffs") == AUTO:
-        free = {"cutoffs", "adaptive"}
-    else:
-        free = set()
+        free |= {"cutoffs", "adaptive"}
     fixed = {}
     for name, value in typed.items():
         if name not in free:
@@ -179,12 +183,26 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     checkpoint = open_run(run_folder, fixed, ranks, restarted=restarted)
     if checkpoint is None:
         return new_settings(typed, ranks, _initial_model(fixed))
+    typed = _with_its_conventions(typed, checkpoint)
     train = build(TrainConfig, typed, **saved_settings(checkpoint))
     data = build(DataConfig, typed, **data_settings(checkpoint.record, checkpoint.folder, typed))
     context = build(Context, typed, **as_dict(checkpoint.context))
     return _checked(
         Settings(train, context, data, checkpoint.model_config, checkpoint), typed, ranks
     )
+
+
+def _with_its_conventions(typed: Typed, checkpoint: Checkpoint) -> Typed:
+    """The flags without conventions other than those that a run began with, which a preset may name
+    since: a notice says which it keeps.
+    """
+    kept = dict(typed)
+    for name, section, default in _CONVENTIONS:
+        recorded = checkpoint.record.get(section, {}).get(name, default)
+        asked = kept.pop(name, recorded)
+        if asked != recorded:
+            _LOG.warning("--%s %s: the run goes on with %s, as it began", name, asked, recorded)
+    return kept
 
 
 def new_settings(typed: Typed, ranks: Ranks, initial: LanguageModel | None = None) -> Settings:

@@ -47,7 +47,7 @@ from txl.training.folder import locked_run_directory, prepare_resume, start_new_
 from txl.training.init import init_weights
 from txl.training.learning import freeze
 from txl.training.loop import Outcome, train
-from txl.training.metrics import LOG, Metrics, provenance
+from txl.training.metrics import LOG, LOG_BEGINS, Metrics, provenance
 from txl.training.repeated import why_no_graph
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, sizes
 from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, require_shards, shard
@@ -410,7 +410,7 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int], u
 def title_of_start() -> str:
     """The line in log.txt with which a start begins: the time, and the command line."""
     command = shlex.join(["python", *sys.orig_argv[1:]])
-    return f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {command}"
+    return f"{LOG_BEGINS}{time.strftime('%Y-%m-%d %H:%M:%S')} {command}"
 
 
 def notices(state: TrainState, n_segment: int) -> list[str]:

@@ -33,15 +33,16 @@ from txl.evaluation.gain import (
     saved_and_blocks,
     too_short,
 )
-from txl.evaluation.report import HEAD, write_json
+from txl.evaluation.report import HEAD
 from txl.evaluation.rows import Row
 from txl.language.model import LanguageModel
 from txl.registry import MEMORIES
-from txl.report.page import write_page
-from txl.report.record import HTML, JSON, write_report
+from txl.report.page import PAGE, write_page
+from txl.report.record import FIGURES, HTML, JSON, write_report
 from txl.runtime.clock import Clock
 from txl.runtime.distributed import Ranks, device_of
 from txl.runtime.log import perplexity, print_line
+from txl.runtime.outputs import json_kind, require_free, write_json
 from txl.training.config import TrainConfig
 from txl.training.loop import Outcome
 
@@ -92,6 +93,7 @@ _OF_ONE_TRIAL = ("data", "minutes", "work_dir", "overwrite", "resume")
 """What the command for another trial of the same model names otherwise, or not."""
 RESULT = "try.json"
 """In the run folder: the verdict with its figures."""
+_KIND = json_kind("txl try", ("minutes", "verdict", "against", "weights", "rows"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +147,13 @@ def main(argv: Sequence[str]) -> int:
     require_memory(typed)
     flags = {}
     for name, value in typed.items():
-        if name != "against":
+        if name not in ("against", "config"):
             flags[name] = value
     remember_typed(flags["data"])
     plan = plan_of(flags)
+    for name, kind in ((RESULT, _KIND), (JSON, FIGURES), (HTML, PAGE)):
+        if (plan.run / name).exists():
+            require_free(plan.run / name, kind)
     status, trial = trained_and_read(plan, clock, flags)
     if trial is None:
         return status
@@ -571,4 +576,5 @@ def draw_page(run: Path, trial: Trial) -> Path:
 def write_result(run: Path, trial: Trial, record: dict[str, Any]) -> None:
     """Write what was found into the run folder."""
     rows = [row.as_dict() for row in trial.rows]
-    write_json(run / RESULT, {**record, "weights": trial.lm.fingerprint(), "rows": rows})
+    found = {**record, "weights": trial.lm.fingerprint(), "rows": rows}
+    write_json(run / RESULT, found, _KIND)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txl.config import Context, UsageError
+from txl.config import Context, UsageError, require
 from txl.convert.huggingface import from_huggingface
 from txl.convert.kimiyoung import from_kimiyoung, to_kimiyoung
 from txl.convert.original import words_of_pickle
@@ -69,8 +69,38 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
     for kind in reversed([*SOURCES.values()]):  # those of files of your own first
         if kind.recognises(place):
             return _converted(kind, place, vocabulary)
+    config = source / "config.json"
+    if config.is_file():
+        require(bool(place.settings), f"{config}: damaged; use another copy")
+        families = [name for kind in SOURCES.values() for name in kind.families]
+        raise UsageError(
+            f"{config}: model_type {str(place.settings.get('model_type'))[:40]!r}: no such model is"
+            f" read; there are {', '.join(families)}"
+        )
     what = "neither a run's nor config.json, model.pt or checkpoint_*.pt"
     raise UsageError(f"{source}: holds no checkpoint, {what}; train first, or name another folder")
+
+
+def vocabulary_in(data: Any, checkpoint: Path) -> str | None:
+    """The cache.pt that the 2019 code has left in the folder of a text, if a checkpoint of it is
+    asked for and no words are beside that.
+    """
+    place = Place(checkpoint)
+    is_theirs = place.pickle is not None and place.pickle.name == "model.pt"
+    if not is_theirs or _beside(place.folder) is not None or not isinstance(data, str):
+        return None
+    cache = Path(data) / "cache.pt"
+    if cache.is_file():
+        return str(cache)
+    return None
+
+
+def _beside(folder: Path) -> Path | None:
+    """The file of words beside the weights."""
+    for name in _VOCABULARIES:
+        if (folder / name).is_file():
+            return folder / name
+    return None
 
 
 def _converted(kind: type[Source], place: Place, vocabulary: Path | None) -> Converted:
@@ -82,10 +112,7 @@ def _converted(kind: type[Source], place: Place, vocabulary: Path | None) -> Con
     if found.has_tokenizer:
         beside = None
     elif beside is None and not found.words:
-        for name in _VOCABULARIES:
-            if (place.folder / name).is_file():
-                beside = place.folder / name
-                break
+        beside = _beside(place.folder)
     words = found.words
     if beside is not None:
         words = with_added(read_words(beside), place.folder, found.model.config.n_token)

@@ -2,6 +2,7 @@
 are checked, rotary settings, and how a text is read by them.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ REQUIRED = (
     "intermediate_size",
 )
 """The fields of a config.json without which there is no model."""
+TANH_GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate")
+"""Names there of GELU by tanh, which differ in rounding only."""
 SEGMENT = 256
 """Tokens that a loaded model reads at once, unless it is told otherwise."""
 N_SINK = 4
@@ -47,9 +50,13 @@ def read_in_segments(
     context of the training, and where it is full by the first tokens and the last ones.
 
     Args:
-        n_trained: tokens that stood together in training.
+        n_trained: tokens that stood together in training; of yarn at least as many as it stretches
+            its own to, whatever config.json says.
         window: how many tokens, itself included, one sees; None: all.
     """
+    rope = config.settings(Rotary.Settings)
+    if rope.rope_scaling == "yarn":
+        n_trained = max(n_trained, int(min(rope.rope_factor * rope.rope_trained_len, 2**53)))
     require(n_trained > 1, f"max_position_embeddings {n_trained}: must be at least 2")
     if window is not None and window < n_trained:
         return config, Context(tgt_len=min(SEGMENT, window), mem_len=window, same_length=True)
@@ -124,19 +131,83 @@ def rotary_of(config: Mapping[str, Any]) -> dict[str, Any]:
     settings = {"rope_base": _number(given, "rope_theta"), "rope_part": float(part)}
     if kind == "default":
         return settings
-    if kind == "linear":
-        return settings | {"rope_scaling": "linear", "rope_factor": _number(given, "factor")}
+    why = "no such scaling of frequencies here"
+    if kind == "dynamic":
+        why = (
+            "its frequencies depend on the length of a text, so that all of it would be read again;"
+            f" without rope_scaling it reads {config['max_position_embeddings']} tokens as well"
+        )
     require(
-        kind == "llama3",
-        f"rope_type {kind}: no such scaling of frequencies here; there are default, linear, llama3",
+        str(kind) in _SCALINGS,
+        f"rope_type {kind}: {why}; there are default, {', '.join(_SCALINGS)}",
     )
-    return settings | {
-        "rope_scaling": "llama3",
+    return settings | {"rope_scaling": kind} | _SCALINGS[kind](config, given)
+
+
+def _linear(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope_factor": _number(given, "factor")}
+
+
+def _llama3(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         "rope_factor": _number(given, "factor"),
         "rope_low": _number(given, "low_freq_factor"),
         "rope_high": _number(given, "high_freq_factor"),
-        "rope_trained_len": int(_number(given, "original_max_position_embeddings")),
+        "rope_trained_len": _trained_len(config, given),
     }
+
+
+def _yarn(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    settings = _with_attention(config, given)
+    scales = [given.get("mscale"), given.get("mscale_all_dim")]
+    if settings["rope_attention"] is None and all(scales):
+        logarithm = 0.1 * math.log(max(1, settings["rope_factor"]))
+        of_one, of_all = (1 + _number(given, name) * logarithm for name in _MSCALES)
+        require(of_all > 0, f"mscale_all_dim {scales[1]}: must be above 0; use another copy")
+        settings["rope_attention"] = of_one / of_all
+    truncates = given.get("truncate", True)
+    require(isinstance(truncates, bool), f"truncate is {truncates!r}, and no boolean")
+    return settings | {
+        "rope_high": _number({"beta_fast": given.get("beta_fast") or 32.0}, "beta_fast"),
+        "rope_low": _number({"beta_slow": given.get("beta_slow") or 1.0}, "beta_slow"),
+        "rope_truncate": truncates,
+    }
+
+
+def _longrope(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    settings = _with_attention(config, given)
+    for name in ("short", "long"):
+        factors = given.get(f"{name}_factor")
+        require(
+            fits(factors, list[float]), f"{name}_factor is no list of numbers; use another copy"
+        )
+        settings[f"rope_{name}"] = tuple(map(float, factors or ()))
+    return settings
+
+
+_SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+_MSCALES = ("mscale", "mscale_all_dim")
+
+
+def _with_attention(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Length, factor and that of queries and keys, of yarn and longrope."""
+    trained_len = _trained_len(config, given)
+    settings: dict[str, Any] = {"rope_trained_len": trained_len, "rope_attention": None}
+    if given.get("factor") is None:
+        given = {**given, "factor": config["max_position_embeddings"] / max(1, trained_len)}
+    settings["rope_factor"] = _number(given, "factor")
+    if given.get("attention_factor") is not None:
+        settings["rope_attention"] = _number(given, "attention_factor")
+    return settings
+
+
+def _trained_len(config: Mapping[str, Any], given: Mapping[str, Any]) -> int:
+    """Tokens of the first training's texts: beside the scaling, inside it, or as many as now."""
+    name = "original_max_position_embeddings"
+    for place in (config, given):
+        if place.get(name) is not None:
+            return int(_number(place, name))
+    return config["max_position_embeddings"]
 
 
 def _number(given: Mapping[str, Any], name: str) -> float:
@@ -153,12 +224,17 @@ def rotary_for(config: ModelConfig) -> dict[str, Any]:
     if rope.rope_scaling == "none":
         return base
     scaling = {"rope_type": rope.rope_scaling, "factor": rope.rope_factor}
+    if rope.rope_scaling != "linear":
+        scaling["original_max_position_embeddings"] = rope.rope_trained_len
+    if rope.rope_attention is not None:
+        scaling["attention_factor"] = rope.rope_attention
     if rope.rope_scaling == "llama3":
-        scaling |= {
-            "low_freq_factor": rope.rope_low,
-            "high_freq_factor": rope.rope_high,
-            "original_max_position_embeddings": rope.rope_trained_len,
-        }
+        scaling |= {"low_freq_factor": rope.rope_low, "high_freq_factor": rope.rope_high}
+    if rope.rope_scaling == "yarn":
+        scaling |= {"beta_slow": rope.rope_low, "beta_fast": rope.rope_high}
+        scaling["truncate"] = rope.rope_truncate
+    if rope.rope_scaling == "longrope":
+        scaling |= {"short_factor": [*rope.rope_short], "long_factor": [*rope.rope_long]}
     return base | {"rope_scaling": scaling}
 
 
@@ -207,35 +283,47 @@ def filled(
     """
     state = {name: state[name] for name in state if not name.endswith(_MADE_AGAIN)}
     n_element = sum(tensor.numel() for tensor in state.values())
-    is_small = shapes_of(config, n_tensor=len(state), n_element=n_element) is not None
+    shapes = shapes_of(config, n_tensor=len(state), n_element=n_element)
     require(
-        is_small,
+        shapes is not None,
         f"{path}: config.json describes a larger model than the {n_element:,} weights beside it",
     )
+    used = _used(shapes or {}, state, names, path)
     for name, tensor in state.items():
         good = tensor.is_floating_point() and bool(tensor.isfinite().all())
         require(good, f"{path}: {name} is no finite floating-point tensor; use another copy")
     model = model_without_values(config, device="cpu")
-    used = set()
     dtype = widest(state.values())
     for name, parameter in weights_of(model).items():
-        parts = []
-        for their_name in names.of(name):
-            require(their_name in state, f"{path}: {their_name} is missing from the weights")
-            used.add(their_name)
-            parts.append(state[their_name].to(dtype))
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        require(
-            tensor.shape == parameter.shape,
-            f"{path}: {' and '.join(names.of(name))}: of the shape {tuple(tensor.shape)};"
-            f" config.json asks for {tuple(parameter.shape)}",
-        )
-        parameter.data = tensor
+        parts = [state[their_name].to(dtype) for their_name in names.of(name)]
+        parameter.data = parts[0] if len(parts) == 1 else torch.cat(parts)
     is_tied = not config.not_tied and names.head in state
     if is_tied and torch.equal(state[names.head], state[names.table]):
         used.add(names.head)
     _require_no_more(state, used, path)
     return model.eval()
+
+
+def _used(
+    shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor], names: Names, path: Path
+) -> set[str]:
+    """The names of the tensors that the model is made of. Raises `UsageError` if one is missing or
+    of another shape; no value is read.
+    """
+    used: set[str] = set()
+    for name, shape in shapes.items():
+        theirs = names.of(name)
+        for their_name in theirs:
+            require(their_name in state, f"{path}: {their_name} is missing from the weights")
+        used.update(theirs)
+        found = [tuple(state[their_name].shape) for their_name in theirs]
+        is_fit = all(found) and {one[1:] for one in found} == {shape[1:]}
+        require(
+            is_fit and sum(one[0] for one in found) == shape[0],
+            f"{path}: {' and '.join(theirs)}: of the shape {' and '.join(map(str, found))};"
+            f" config.json asks for {shape}",
+        )
+    return used
 
 
 def _require_no_more(state: Mapping[str, Tensor], used: set[str], path: Path) -> None:

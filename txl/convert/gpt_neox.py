@@ -14,6 +14,7 @@ from txl.config import Context, ModelConfig, require
 from txl.convert.decoder import (
     ALWAYS,
     REQUIRED,
+    TANH_GELU,
     Names,
     filled,
     naming_fields,
@@ -43,7 +44,10 @@ _DEFAULTS: dict[str, Any] = {
     "use_parallel_residual": True,
     "hidden_act": "gelu",
 }
-_ACTIVATIONS = ("gelu", "relu", "silu")
+_ACTIVATIONS = {
+    **{name: name for name in ("gelu", "relu", "silu")},
+    **dict.fromkeys(TANH_GELU, "gelu_tanh"),
+}
 
 
 def configs_of(settings: Mapping[str, Any], path: Path) -> tuple[ModelConfig, Context]:
@@ -63,7 +67,7 @@ def _model_of(config: Mapping[str, Any]) -> ModelConfig:
     sizes = sizes_of(config)
     return ModelConfig(
         d_head=sizes["d_model"] // sizes["n_head"],
-        activation=config["hidden_act"],
+        activation=_ACTIVATIONS[config["hidden_act"]],
         qkv_bias=config["attention_bias"],
         o_bias=config["attention_bias"],
         layer_norm_epsilon=config["layer_norm_eps"],
@@ -119,10 +123,7 @@ class GPTNeoX(Source):
 
     name = "gpt_neox"
     kind = "Hugging Face gpt_neox"
-
-    @classmethod
-    def recognises(cls, place: Place) -> bool:
-        return place.settings.get("model_type") == "gpt_neox"
+    families = ("gpt_neox",)
 
     @classmethod
     def read(cls, place: Place) -> Found:

@@ -30,7 +30,7 @@ from txl.convert.kimiyoung import (
     unwrapped,
 )
 from txl.convert.source import DATA, Found, Place, Source
-from txl.convert.tensor_files import WEIGHTS, tensors_of, weights_there
+from txl.convert.tensor_files import tensors_of, weights_file
 from txl.model.sizes import shapes_of
 from txl.model.transformer import TransformerXL
 from txl.runtime.records import read_json, require_fields
@@ -96,7 +96,7 @@ def from_huggingface(
 
 def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State dict and config.json of a folder that `save_pretrained` wrote. Raises `UsageError` if a
-    file is missing or damaged, or the model is of another kind.
+    file is missing or damaged.
     """
     try:
         config = read_json(folder / "config.json")
@@ -104,30 +104,7 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UsageError(
             f"{folder / 'config.json'}: missing or damaged; use another copy"
         ) from None
-    if isinstance(config, dict):
-        kind = config.get("model_type")
-    else:
-        kind = None
-    require(
-        kind == "transfo-xl",
-        f"{folder / 'config.json'}: model_type {kind}; only transfo-xl is read",
-    )
-    return tensors_of(weights_in(folder)), config
-
-
-def weights_in(folder: Path) -> Path:
-    """The file of the weights. Raises `UsageError` if there is none."""
-    path = weights_there(folder)
-    if path is None:
-        tf = " (tf_model.h5 is TensorFlow's: save it from TFTransfoXLLMHeadModel with from_pt)"
-        if (folder / "tf_model.h5").is_file():
-            hint = tf
-        else:
-            hint = ""
-        raise UsageError(
-            f"{folder}: holds neither {' nor '.join(WEIGHTS)}{hint}; download one of them"
-        )
-    return path
+    return tensors_of(weights_file(folder)), config
 
 
 def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
@@ -354,14 +331,11 @@ class HuggingFace(Source):
 
     name = "huggingface"
     kind = "Hugging Face transfo-xl"
-
-    @classmethod
-    def recognises(cls, place: Place) -> bool:
-        return (place.path / "config.json").is_file()
+    families = ("transfo-xl",)
 
     @classmethod
     def read(cls, place: Place) -> Found:
         state, settings = read_huggingface(place.path)
         model, context = from_huggingface(state, settings)
         data = settings.get(DATA)
-        return Found(model, context, tuple(state), weights_in(place.path), [], data)
+        return Found(model, context, tuple(state), weights_file(place.path), [], data)

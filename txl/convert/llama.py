@@ -16,6 +16,7 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert.decoder import (
     ALWAYS,
     REQUIRED,
+    TANH_GELU,
     Names,
     filled,
     naming_fields,
@@ -84,7 +85,7 @@ FAMILIES = {
 """By `model_type`."""
 
 _ALWAYS = ALWAYS | {"norm": "rms"}
-_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu"}
+_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", **dict.fromkeys(TANH_GELU, "geglu_tanh")}
 _OF_CONFIG: dict[str, Any] = {
     **dict.fromkeys(
         (*REQUIRED, "max_position_embeddings"),
@@ -122,17 +123,13 @@ def configs_of(settings: Mapping[str, Any], path: Path) -> tuple[ModelConfig, Co
     Raises:
         UsageError: if a field is missing or damaged, or asks for what is not here.
     """
-    model_type = settings.get("model_type")
-    family = FAMILIES.get(str(model_type))
-    if family is None:
-        raise UsageError(
-            f"{path}: model_type {model_type}; there are {', '.join(FAMILIES)} and transfo-xl"
-        )
+    model_type = settings["model_type"]
+    family = FAMILIES[model_type]
     config = {**_DEFAULTS, **family.defaults, **settings}
     require_types(config, _OF_CONFIG, path)
     require_activation(config["hidden_act"], _ACTIVATIONS, path)
     require_plain_weights(config, path)
-    window = _window_of(config, str(model_type), path)
+    window = _window_of(config, model_type, path)
     with naming_fields(path):
         model_config = _model_of(config, family)
         return read_in_segments(model_config, config["max_position_embeddings"], window)
@@ -317,7 +314,7 @@ def _their_activation(config: ModelConfig) -> str:
             return theirs
     raise UsageError(
         f"--activation {config.activation}: transformers has no such decoder, only"
-        f" {' or '.join(_ACTIVATIONS.values())}"
+        f" {' or '.join(dict.fromkeys(_ACTIVATIONS.values()))}"
     )
 
 
@@ -326,10 +323,7 @@ class Llama(Source):
 
     name = "llama"
     kind = "Hugging Face llama"
-
-    @classmethod
-    def recognises(cls, place: Place) -> bool:
-        return str(place.settings.get("model_type")) in FAMILIES
+    families = tuple(FAMILIES)
 
     @classmethod
     def read(cls, place: Place) -> Found:

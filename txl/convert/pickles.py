@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from txl.config import UsageError
-from txl.files import regular
+from txl.files import regular, require_readable
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _NAMEABLE = (
@@ -160,6 +160,7 @@ def read_pickle(path: Path) -> Any:
     has.
     """
     try:
+        require_readable(path)
         with open(path, "rb", opener=regular) as file:
             is_zip = zipfile.is_zipfile(file)
             file.seek(0)

@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from txl.config import Context, UsageError
+from txl.config import Context
 from txl.convert.pickles import read_pickle
 from txl.model.transformer import TransformerXL
 from txl.runtime.records import read_json
@@ -15,7 +15,6 @@ DATA = "txl_data"
 """Where an export by txl says what text the model was trained on: in config.json, and in the
 `model.pt` of `--to original` beside the arguments. The other programs do not look there.
 """
-_TENSORFLOW = (".index", ".meta", ".ckpt", ".h5")
 
 
 class Place:
@@ -90,31 +89,15 @@ class Source:
     """In the registry."""
     kind: ClassVar[str]
     """Whose they are, in words."""
+    families: ClassVar[tuple[str, ...]] = ()
+    """The `model_type`s of a config.json that are of this kind."""
 
     @classmethod
     def recognises(cls, place: Place) -> bool:
         """True if a checkpoint of this kind is there, whole or damaged."""
-        raise NotImplementedError
+        return place.settings.get("model_type") in cls.families
 
     @classmethod
     def read(cls, place: Place) -> Found:
         """What it holds. Raises `UsageError` if it is damaged."""
         raise NotImplementedError
-
-
-class TensorFlow(Source):
-    """The original's checkpoints in TensorFlow, which are refused."""
-
-    name = "tensorflow"
-    kind = "TensorFlow"
-
-    @classmethod
-    def recognises(cls, place: Place) -> bool:
-        return place.path.suffix in _TENSORFLOW or (place.path / "checkpoint").is_file()
-
-    @classmethod
-    def read(cls, place: Place) -> Found:
-        same = "transfo-xl/transfo-xl-wt103 of the Hugging Face hub has the same weights"
-        raise UsageError(
-            f"{place.path}: a TensorFlow checkpoint is not read; {same}, convert that folder"
-        )

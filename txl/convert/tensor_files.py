@@ -18,27 +18,21 @@ from txl.runtime.records import read_json
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
-WEIGHTS = (ONE, INDEX, PICKLED)
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+WEIGHTS = (ONE, INDEX, PICKLED, PICKLED_INDEX)
 """In the order in which transformers looks for them."""
+_INDEXES = (INDEX, PICKLED_INDEX)
 
 
 def weights_file(folder: Path) -> Path:
     """The file that stands for the weights: the only one, or the index of several; of both the one
     that transformers reads. Raises `UsageError` if there is none.
     """
-    path = weights_there(folder)
-    if path is None:
-        names = " nor ".join(WEIGHTS)
-        raise UsageError(f"{folder}: holds neither {names}; download the weights too")
-    return path
-
-
-def weights_there(folder: Path) -> Path | None:
-    """As `weights_file`; None: there is none."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    return None
+    names = " nor ".join(WEIGHTS)
+    raise UsageError(f"{folder}: holds neither {names}; download the weights too")
 
 
 def widest(tensors: Iterable[Tensor]) -> torch.dtype:
@@ -53,18 +47,16 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
     Raises:
         UsageError: if files and index do not agree, or one is damaged.
     """
-    if path.name == INDEX:
+    if path.name in _INDEXES:
         return _of_index(path)
-    if path.suffix == ".safetensors":
-        return _of_file(path)
-    return _of_pickle(path)
+    return _of_one(path)
 
 
 def fingerprint_of(path: Path) -> str:
     """Hex digest of the weights that a file stands for: of an index those of the files that it names,
     for it holds no weights itself.
     """
-    if path.name != INDEX:
+    if path.name not in _INDEXES:
         return sha256(path)
     digest = hashlib.sha256()
     for name in sorted(set(read_json(path)["weight_map"].values())):
@@ -84,11 +76,11 @@ def _of_index(path: Path) -> dict[str, Tensor]:
         is_inside = Path(name).name == name
         require(is_inside, f"{path}: names {name}, a file outside its folder; use another copy")
         require((folder / name).is_file(), f"{folder / name}: missing; download it too")
-        of_file = _of_file(folder / name)
+        of_file = _of_one(folder / name)
         for tensor in of_file:
             require(
                 file_of.get(tensor) == name,
-                f"{folder / name}: holds {tensor}, which {INDEX} says is not there; use one copy"
+                f"{folder / name}: holds {tensor}, which {path.name} says is not there; use one copy"
                 " of all files",
             )
         tensors |= of_file
@@ -100,11 +92,22 @@ def _of_index(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _of_one(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return _of_file(path)
+    return _of_pickle(path)
+
+
 def _of_file(path: Path) -> dict[str, Tensor]:
     """Each tensor in a mapping of its own, which ends with it: one for all would keep in memory what
     has been copied, as long as a single tensor is in use.
     """
-    require_readable(path)
+    try:
+        require_readable(path)
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror or error}; name a file that can be read"
+        ) from None
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())

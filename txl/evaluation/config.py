@@ -87,7 +87,9 @@ class EvalConfig(Lengths, OneModel):
         " both: also says what memory gains in all and by seeing further",
     )
     pictures: str | None = option(
-        None, "directory for plots (default: that of --json; without --json the run's)"
+        None,
+        "directory for plots (default: that of --json; without --json the run's; of a model that is"
+        " no run: none are drawn)",
     )
     attention_by_distance: bool = option(
         False,

@@ -37,9 +37,9 @@ class Pictured(Protocol):
     def json(self) -> str | None: ...
 
 
-def pictures_of(config: EvalConfig, run: Path, more: Collection[str]) -> list[Path]:
+def pictures_of(config: EvalConfig, run: Path | None, more: Collection[str]) -> list[Path]:
     """The plots of an evaluation of splits: those requested, `context.png` if there are several
-    lengths, and more by name.
+    lengths, and more by name; none where they have no place, see `picture_folder`.
     """
     several = len(config.mem_len) > 1 or len(config.tgt_len) > 1
     wanted = {
@@ -48,6 +48,8 @@ def pictures_of(config: EvalConfig, run: Path, more: Collection[str]) -> list[Pa
         **dict.fromkeys(more, True),
     }
     folder = picture_folder(config, run)
+    if folder is None:
+        return []
     return [unused(folder / name) for name, is_wanted in wanted.items() if is_wanted]
 
 
@@ -63,10 +65,14 @@ def unused(path: Path) -> Path:
     return place
 
 
-def picture_folder(config: Pictured, run: Path) -> Path:
-    """The folder of plots: --pictures, else that of --json, else the run's."""
+def picture_folder(config: Pictured, run: Path | None) -> Path | None:
+    """The folder of plots: --pictures, else that of --json, else the run's. None: there is no run,
+    and nobody has asked for plots.
+    """
     if config.pictures is not None:
         return Path(config.pictures)
+    if run is None:
+        return None
     # /dev/stdout
     if config.json is None or (Path(config.json).exists() and not Path(config.json).is_file()):
         return run

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.evaluation.rows import Row
-from txl.files import errors_naming, is_stream, write_whole
 from txl.runtime.log import perplexity, print_line
-from txl.runtime.records import json_text
+from txl.runtime.outputs import Kind, json_kind, text_kind, write_json, write_text
 
 HEAD = (
     f"{'split':<6} {'tgt_len':>7} {'mem_len':>7} {'tokens':>9} {'loss':>8} {'perplexity':>11}"
@@ -92,9 +91,19 @@ def print_remarks(rows: Sequence[Row]) -> None:
         print_line(f"borders aside: {ASIDE}")
 
 
-def write_results(path: Path, rows: Sequence[Row], **how: Any) -> None:
+_OF_ALL = ("weights", "read_with", "dtype")
+EVALUATION = json_kind(
+    "txl eval",
+    ("checkpoint", "rows"),
+    (*_OF_ALL, "convention", "reset", "texts", "gains", "costs"),
+)
+SCORE = json_kind("txl score", ("checkpoint", "text", "rows"), (*_OF_ALL, "memory_file", "each"))
+"""Of the files of --json."""
+
+
+def write_results(path: Path, rows: Sequence[Row], kind: Kind, **how: Any) -> None:
     """Write the JSON file; `how`: what was scored, and how."""
-    write_json(path, {**how, "rows": [row.as_dict() for row in rows]})
+    write_json(path, {**how, "rows": [row.as_dict() for row in rows]}, kind)
 
 
 class Token(NamedTuple):
@@ -163,6 +172,17 @@ def as_tsv(parts: Sequence[Part], each: str) -> str:
     return "".join(out)
 
 
+_TOKENS_JSON = json_kind("txl score --per_token", ("checkpoint", "text", "tokens"))
+_TOKENS_TSV = text_kind("txl score", "\t".join(Token._fields) + "(\t(line|document))?\n")
+
+
+def tokens_kind(path: str | Path) -> Kind:
+    """What `write_tokens` writes: JSON if the file name ends in `.json`, else TSV, see `as_tsv`."""
+    if Path(path).suffix == ".json":
+        return _TOKENS_JSON
+    return _TOKENS_TSV
+
+
 class _Lines(list[str]):
     """What a csv writer writes, with line ends of one character. Asked for them itself, that of
     Python 3.11 leaves a carriage return unquoted, which readers take for the end of a row.
@@ -173,9 +193,10 @@ class _Lines(list[str]):
 
 
 def write_tokens(path: Path, parts: Sequence[Part], each: str, **extra: Any) -> None:
-    """Write the tokens as JSON if the file name ends in `.json`, else as TSV, see `as_tsv`."""
-    if path.suffix != ".json":
-        write_text(path, as_tsv(parts, each))
+    """Write the tokens to a file of `tokens_kind`."""
+    kind = tokens_kind(path)
+    if kind is _TOKENS_TSV:
+        write_text(path, as_tsv(parts, each), kind)
         return
     tokens = []
     for part in parts:
@@ -185,23 +206,4 @@ def write_tokens(path: Path, parts: Sequence[Part], each: str, **extra: Any) -> 
             number = {each: part.number}
         for token in part.tokens:
             tokens.append({**token._asdict(), **number})
-    write_json(path, {**extra, "tokens": tokens})
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON as `write_text` does; numbers that JSON cannot represent, such as infinity, become
-    null.
-    """
-    write_text(path, json_text(content, ensure_ascii=False))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write atomically; what is no regular file, such as /dev/stdout, is written to directly.
-
-    A link is replaced.
-    """
-    if is_stream(path):
-        with errors_naming(path), path.open("a", encoding="utf-8") as file:
-            file.write(text)
-        return
-    write_whole(path, text)
+    write_json(path, {**extra, "tokens": tokens}, kind)

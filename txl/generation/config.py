@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from txl.checkpoint import MemoryUse, ReadsOn
 from txl.config import LENGTH, SEED, TextKind, option, require
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
+from txl.runtime.records import parse_json
 
 LONGEST_SESSION = 2**16
 """Memory for tokens that may come; a text of known length needs no more than itself."""
@@ -42,6 +44,11 @@ class GenerateConfig(Rule, ReadsOn):
     no_chat: bool = option(
         False,
         "continue lines as they are, although the tokenizer has a chat template",
+        when=("interactive",),
+    )
+    chat_template_args: str | None = option(
+        None,
+        "arguments of the chat template, an object of JSON: '{\"enable_thinking\": false}'",
         when=("interactive",),
     )
     length: int = option(200, "tokens to generate", minimum=1)
@@ -93,6 +100,7 @@ class GenerateConfig(Rule, ReadsOn):
             f"{' and '.join(given)}: there is one source of prompts; leave out the others",
         )
         self.ending()
+        self.template_arguments()
         self._check_beams()
         require(
             not (self.allow_unk and self.no_unk), "--allow_unk and --no_unk: leave one of them out"
@@ -139,6 +147,21 @@ class GenerateConfig(Rule, ReadsOn):
             not others,
             f"--num_beams {self.num_beams}: finds one text and draws none; leave out {others}",
         )
+
+    def template_arguments(self) -> dict[str, Any]:
+        """Those of the chat template."""
+        given: Any = {}
+        if self.chat_template_args is not None:
+            try:
+                given = parse_json(self.chat_template_args.encode())
+            except ValueError:
+                given = None
+        require(
+            isinstance(given, dict),
+            f"--chat_template_args {self.chat_template_args}: no object of JSON; give one as"
+            " '{\"enable_thinking\": false}'",
+        )
+        return given
 
     def ending(self) -> Ending:
         """Where the texts end."""

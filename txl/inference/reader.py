@@ -50,6 +50,8 @@ def context_of_text(config: ModelConfig, context: Context, n_token: int) -> Cont
 
     Segments stay as long as they are: tables of positions count from their ends.
     """
+    if config.own.get("rope_scaling") == "longrope":  # which asks for the length of the text
+        context = context.at_most(n_token, "tgt_len")
     return reading_context(config, context).at_most(n_token)
 
 

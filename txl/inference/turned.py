@@ -164,7 +164,7 @@ class TurnedSegments:
     def _turns(self, n_new: int, like: Tensor) -> Tensor:
         """Those of the new tokens, see `Rotary.turns`."""
         place_T = torch.arange(self._place, self._place + n_new, device=like.device)
-        return self._pos.turns(place_T, at_least_float32(like.dtype))
+        return self._pos.turns(place_T, at_least_float32(like.dtype), self._context.reach)
 
     def _mask(self, n_new: int, like: Tensor) -> Tensor | None:
         """Which keys the new tokens see, (G T, S), as a term of logits, which PyTorch would make of
@@ -253,7 +253,8 @@ class TurnedSegments:
         """Write the sinks over forgotten tokens, as if they stood right before the memory."""
         place = self._place - (self._end - self._begin)
         further = torch.tensor([place - sinks.place], device=self._kv_2LBKCH.device)
-        feats = self._pos.turns(further, at_least_float32(sinks.kv_2LBKAH.dtype))
+        dtype = at_least_float32(sinks.kv_2LBKAH.dtype)
+        feats = self._pos.turns_again(further, dtype, self._context.reach)
         here_2LBKAH = self._kv_2LBKCH[..., self._begin : self._begin + self._n_sink, :]
         here_2LBKAH[0] = turned(sinks.kv_2LBKAH[0], feats)
         here_2LBKAH[1] = sinks.kv_2LBKAH[1]

@@ -1,7 +1,9 @@
 """A chat with a model whose tokenizer has a template for it."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from txl.config import require
 from txl.data_utils.chat import ChatTemplate, Messages
@@ -12,14 +14,20 @@ from txl.language.text_generation import Session, TextGenerator
 class ChatLayout:
     """Messages as the ids that a model reads. Raises `UsageError` if its tokenizer has no template
     for them.
+
+    Args:
+        arguments: of the template, such as `tools` and `enable_thinking`.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, arguments: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         template = tokenizer.chat_template
         require(template is not None, "the model's tokenizer has no chat template; give a prompt")
         assert template is not None
         names = {name: tokenizer.words[i] for name, i in tokenizer.named.items()}
         self._tokenizer = tokenizer
+        self._arguments = dict(arguments)
         self._template = ChatTemplate(template, names)
         self.source = template
         """The template."""
@@ -31,7 +39,7 @@ class ChatLayout:
         Args:
             is_finished: False: the text ends within the last message, which the answer continues.
         """
-        return self._template.text_of(messages, is_finished=is_finished)
+        return self._template.text_of(messages, is_finished=is_finished, arguments=self._arguments)
 
     def ids_of(self, messages: Messages) -> list[int]:
         """The ids of messages up to where an answer begins. Raises `UsageError` if the template
@@ -46,11 +54,17 @@ class Chat:
 
     Args:
         system: what the model is told first; empty: what the template says.
+        arguments: see `ChatLayout`.
     """
 
-    def __init__(self, how: TextGenerator, system: str = "") -> None:
+    def __init__(
+        self,
+        how: TextGenerator,
+        system: str = "",
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._how = dataclasses.replace(how, is_chat=True)
-        self._layout = ChatLayout(how.tokenizer)
+        self._layout = ChatLayout(how.tokenizer, arguments)
         self._session = Session(self._how)
         self._read: list[int] = []
         self._is_open = False  # there is an answer that has not ended

@@ -5,15 +5,14 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 
-from txl.checkpoint import CheckpointWriter, Snapshot
+from txl.checkpoint import CheckpointWriter, Snapshot, save_tensors
 from txl.config import Context, ModelConfig, UsageError, fields_of, hints_of, require
 from txl.convert.huggingface import (
     DATA,
@@ -34,6 +33,7 @@ from txl.data_utils.words import Vocab
 from txl.evaluation.plots import plot_curve
 from txl.files import folder_written_whole
 from txl.registry import chosen_by, is_read, settings_of_all
+from txl.report.record import short_word, without_folders
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity
 from txl.runtime.records import read_json, require_fields
@@ -153,9 +153,7 @@ def model_card(lm: "LanguageModel", kind: str, name: str, notes: Notes) -> str:
             f" {lm.tokenizer.unit}. It {was} segments of {lm.context.tgt_len} tokens and a memory of"
             f" {lm.context.mem_len}."
         ),
-        (
-            f"## Data\n\n{' '.join(form.format(data[key]) for key, form in _DATA.items() if key in data) or 'Unknown'}."
-        ),
+        (f"## Data\n\n{_data_in_words(data) or 'Unknown'}."),
     ]
     if notes.about:
         lines.append(notes.about.strip())
@@ -163,10 +161,10 @@ def model_card(lm: "LanguageModel", kind: str, name: str, notes: Notes) -> str:
         origin = record["converted_from"]
         lines.append(
             f"The weights were converted from a checkpoint of {origin.get('kind')},"
-            f" `{origin.get('source')}`."
+            f" `{short_word(str(origin.get('source')))}`."
         )
     if "train" in record:
-        command = training_command(record)
+        command = shlex.join(map(short_word, shlex.split(training_command(record))))
         lines.append(f"## Training\n\n{record.get('step', 0):,} updates:\n\n```\n{command}\n```")
         if notes.curve is not None:
             lines.append(f"![validation perplexity over the tokens read]({notes.curve})")
@@ -183,6 +181,15 @@ def model_card(lm: "LanguageModel", kind: str, name: str, notes: Notes) -> str:
         stated = "Not stated yet: name one here and as `license:` at the top"
     lines.append(f"## Licence\n\n{stated}.")
     return "\n\n".join(lines) + "\n"
+
+
+def _data_in_words(data: Mapping[str, Any]) -> str:
+    """The text of the training, without the folders of a machine."""
+    said = []
+    for key, form in _DATA.items():
+        if key in data:
+            said.append(form.format(without_folders(str(data[key]))))
+    return " ".join(said)
 
 
 def _kind_of(lm: "LanguageModel") -> str:
@@ -292,21 +299,28 @@ def training_command(record: dict[str, Any]) -> str:
             is_flag = is_flag and is_read(f.name, **chosen_by(shape))
             if not is_flag or value is None or value == default:
                 continue
-            words.append(f"--{'no_' if value is False else ''}{f.name}")
-            if not isinstance(value, bool):
-                words += map(str, value) if isinstance(value, list) else [str(value)]
+            words += _words_of(f.name, value)
     settings = settings_of_all()
     for name, value in shape.own.items():
         is_of_file = name not in settings  # its author's, which has not been run here
         if is_of_file or (
             settings[name].metadata.get("flag", True) and value != settings[name].default
         ):
-            words += [f"--{name}", str(value)]
+            words += _words_of(name, value)
     known = fields_of(TrainConfig)
     for name, value in record.get("train", {}).items():
         if name not in known:  # of an optimizer of its author's
             words += [f"--{name}", str(value)]
     return shlex.join(words)
+
+
+def _words_of(name: str, value: Any) -> list[str]:
+    """A flag and its values."""
+    if isinstance(value, bool):
+        return [f"--{'' if value else 'no_'}{name}"]
+    if isinstance(value, list | tuple):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", str(value)]
 
 
 def _fields_of(kind: type) -> Iterable[dataclasses.Field]:
@@ -385,8 +399,11 @@ def write_decoder(lm: "LanguageModel", folder: Path) -> None:
     special = {"bos_token_id": named.get("bos_token"), "eos_token_id": ends}
     config = config_for_llama(lm.model, lm.context) | special
     _write_json(folder / "config.json", config)
+    if tokenizer.sampling:
+        sampling = {"do_sample": True, **tokenizer.sampling}
+        _write_json(folder / "generation_config.json", sampling | special)
     tensors = to_llama(lm.model)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if name in files:
             (folder / name).write_text(files[name], encoding="utf-8")
@@ -408,8 +425,8 @@ def write_transfo_xl(lm: "LanguageModel", folder: Path) -> None:
     tensors = {}
     for name, t in to_huggingface(lm.model).items():
         if name not in double:
-            tensors[name] = t.contiguous()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            tensors[name] = t
+    save_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     config = config_for_huggingface(lm.model, lm.context) | {
         "eos_token_id": lm.tokenizer.index[EOS]
     }

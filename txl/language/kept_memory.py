@@ -6,14 +6,15 @@
 
 The file holds the hidden states at the end of the last whole segment, as `memory.0`, `memory.0.name`
 and so on, and the ids since (`since`, `again`). Its metadata say of which model and vocabulary it is,
-in which context and dtype the text was read, and the digests of the text. What is read with it is
-what would be read in one piece.
+in which context and dtype the text was read, and the digests of the text and of the file's content.
+What is read with it is what would be read in one piece; of a model in bfloat16 the hidden states are
+rounded to it.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -21,17 +22,18 @@ from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from txl.checkpoint import save_tensors
 from txl.config import Context, Dtype, ModelConfig, UsageError, as_dict, require
 from txl.data_utils.tokenizer import Tokenizer
-from txl.files import errors_naming, is_stream, require_readable, require_writable, written_whole
+from txl.files import errors_naming, require_readable
 from txl.inference.kept import Begun, is_finite, misfit, n_whole, read_on
 from txl.model.streams import of_named
 from txl.model.transformer import TransformerXL
 from txl.registry import default_of, settings_before, settings_of_all
 from txl.runtime.log import progress
+from txl.runtime.outputs import Kind, output
 from txl.runtime.records import parse_json, require_fields
 
 FORMAT = 1
@@ -45,6 +47,7 @@ _FIELDS = {
     "context": dict[str, Any],
     "n_token": int,
     "texts": list[str],
+    "digest": str,
 }
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _STATE = re.compile(r"memory\.(\d+(?:\.\w+)?)", re.ASCII)
@@ -122,28 +125,28 @@ class KeptMemory:
             raise _damaged(self.name, why)
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file, whole or not at all. Raises `UsageError` if something other than a
-        memory has this name, `OSError` if it cannot be written.
+        """Write it to a file, see `output`. Raises `UsageError` if something other than a memory has
+        this name, `OSError` if it cannot be written.
         """
         path = Path(path)
-        require_place(path)
         begun = self.begun
         tensors = {}
         for name, tensor in begun.memory.named().items():
-            tensors[f"memory.{name}"] = tensor.detach().to("cpu", copy=True).contiguous()
+            if name.isdigit() and self.reader.dtype == "bfloat16":
+                tensor = tensor.bfloat16()
+            tensors[f"memory.{name}"] = tensor
         for name in _IDS:
             tensors[name] = torch.tensor([getattr(begun, name)], dtype=torch.int64)
-        record = {
+        record: dict[str, Any] = {
             "format": FORMAT,
             **vars(self.reader),
             "context": as_dict(begun.context),
             "n_token": begun.n_token,
             "texts": self.texts,
         }
-        with written_whole(path) as temporary:
-            save_file(tensors, temporary, metadata={_KEY: json.dumps(record)})
-            # the library makes files that only their owner may read
-            temporary.chmod(path.parent.stat().st_mode & 0o666)
+        record["digest"] = _digest_of(record, tensors)
+        with output(path, MEMORY) as temporary:
+            save_tensors(temporary, tensors, {_KEY: json.dumps(record)})
 
 
 def read_text(
@@ -159,22 +162,15 @@ def read_text(
     return KeptMemory(begun, memory.reader, (*memory.texts, digest))
 
 
-def require_place(path: Path) -> None:
-    """Raise `UsageError` if something other than a memory has this name, `OSError` if none can be
-    written there.
-    """
-    require(
-        not is_stream(path) or path.is_dir(),
-        f"{path}: is a pipe or a device; a memory needs a file of its own",
-    )
-    require_writable(path)
-    if path.is_file() and not path.is_symlink():
-        try:
-            _record(path)
-        except UsageError:
-            raise UsageError(
-                f"{path}: is there, and is no memory; name another file, or remove it"
-            ) from None
+def _is_memory(path: Path) -> bool:
+    try:
+        _record(path)
+    except UsageError:
+        return False
+    return True
+
+
+MEMORY = Kind("txl read", _is_memory)
 
 
 def load_memory(path: str | Path) -> KeptMemory:
@@ -187,7 +183,11 @@ def load_memory(path: str | Path) -> KeptMemory:
     record = _record(path)
     try:
         reader, texts, context, n_token = _of_record(record)
-        begun = _begun(_tensors(path), context, n_token)
+        tensors = _tensors(path)
+        # files of older versions have none
+        if "digest" in record and record["digest"] != _digest_of(record, tensors):
+            raise ValueError("its digest is that of another content")
+        begun = _begun(tensors, context, n_token)
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise _damaged(str(path), str(error)) from None
     return KeptMemory(begun, reader, texts, name=str(path))
@@ -232,6 +232,12 @@ def _of_record(record: dict[str, Any]) -> tuple[WhoRead, tuple[str, ...], Contex
     return reader, texts, context, record["n_token"]
 
 
+def _digest_of(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Of all that a memory's file holds."""
+    said = {name: value for name, value in record.items() if name != "digest"}
+    return _hashed(said, tensors)
+
+
 def _is_digest(value: str) -> bool:
     return _DIGEST.fullmatch(value) is not None
 
@@ -262,6 +268,8 @@ def _begun(tensors: dict[str, Tensor], context: Context, n_token: int) -> Begun:
         match = _STATE.fullmatch(name)
         if match is None:
             raise ValueError(f"it holds {name!r}")
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.float()
         states[match[1]] = tensor
     memory = of_named(states)
     if not is_finite(memory):
@@ -290,13 +298,18 @@ def digest_of_model(model: TransformerXL) -> str:
     known = _KNOWN.get(model)
     if known is not None and known[:2] == (model.config, versions):
         return known[2]
-    settings = json.dumps(_settings(model.config), sort_keys=True)
-    digest = hashlib.sha256(settings.encode())
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        content = weight.detach().cpu().contiguous().flatten()
+    digest = _hashed(_settings(model.config), model.state_dict())
+    _KNOWN[model] = (model.config, versions, digest)
+    return digest
+
+
+def _hashed(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Hex digest of settings, and of tensors bit by bit."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        content = tensor.detach().cpu().contiguous().flatten()
         digest.update(content.view(torch.uint8).numpy().data)
-    _KNOWN[model] = (model.config, versions, digest.hexdigest())
     return digest.hexdigest()
 
 

@@ -6,6 +6,9 @@ lm.generate("Once upon a time")
 """
 
 import dataclasses
+import functools
+import inspect
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +23,7 @@ from torch import Tensor
 
 from txl.attention_rules import use_attention
 from txl.checkpoint import ModelUse
-from txl.config import Context, Dtype, ModelConfig, UsageError, require
+from txl.config import Context, Dtype, ModelConfig, UsageError, fields_of, require
 from txl.data_utils.chat import Messages
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import is_tokenised
@@ -47,6 +50,7 @@ from txl.registry import MEMORIES
 from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
 
+_LOG = logging.getLogger(__name__)
 TOO_SHORT = "has one token, and nothing before it to predict it from; give more text"
 
 
@@ -349,7 +353,8 @@ class LanguageModel:
                 of a sample.
             length_penalty: see `txl.generation.sampling.beam_search`.
             temperature, top_k, top_p, min_p, typical_p, repetition_penalty: see
-            `txl.generation.rule.Rule`.
+                `txl.generation.rule.Rule`; not given: as the generation_config.json of a pretrained
+                decoder says, if it samples.
         Raises:
             UsageError: if a setting is impossible.
         """
@@ -399,19 +404,47 @@ class LanguageModel:
                 )
             )
 
+    def text_and_ids(
+        self, prompt: str = "", *, memory: KeptMemory | None = None, **settings: Any
+    ) -> tuple[str, list[int]]:
+        """The text that continues the prompt, and the ids of its tokens, one that ended it too;
+        arguments as `stream`, without beams.
+        """
+        with self.computing():
+            return self._generator(memory, **settings).text_and_ids(self._prompt_ids(prompt))
+
     def chat(self, messages: Messages, **settings: Any) -> str:
         """What the model answers to messages, which the chat template of its tokenizer lays out;
         settings as `stream`, by default 500 tokens.
 
         Args:
-            messages: each with a `role` (system, user or assistant) and its `content`.
+            messages: each with a `role` (system, user, assistant or tool) and its `content`, a text
+                or a list of parts `{"type": "text", "text": ...}`.
+            settings: others than those of `stream` are arguments of the template, such as
+                `enable_thinking=False` and `tools=[...]`.
         Raises:
-            UsageError: if the tokenizer has no template, or the template refuses the messages.
+            UsageError: if the tokenizer has no template, the template refuses the messages or does
+                not read an argument.
         """
-        ids = ChatLayout(self.tokenizer).ids_of(messages)
+        of_template = {name: value for name, value in settings.items() if name not in _GENERATION}
+        ids = ChatLayout(self.tokenizer, of_template).ids_of(messages)
+        for name in of_template:
+            del settings[name]
         generator = self._generator(**{"length": 500, **settings})
         with self.computing():
             return "".join(dataclasses.replace(generator, is_chat=True).stream(ids))
+
+    def sampling_rule(self, given: Mapping[str, Any]) -> Rule:
+        """How the next token is sampled: as given, else as the model's own generation_config.json
+        says, which a notice tells once. Raises `UsageError` if a setting is impossible.
+        """
+        own = {}
+        for name, value in self.tokenizer.sampling.items():
+            if name not in given:
+                own[name] = value
+        if own:
+            _say_once(", ".join(f"{name} {value}" for name, value in own.items()))
+        return Rule(**own | dict(given))
 
     def _prompt_ids(self, prompt: str) -> list[int]:
         if self.tokenizer.prompt(prompt):
@@ -433,6 +466,8 @@ class LanguageModel:
         length_penalty: float = 1.0,
         **sampling: Any,
     ) -> TextGenerator:
+        unknown = ", ".join(sampling.keys() - fields_of(Rule).keys())
+        require(not unknown, f"{unknown}: no such setting; there are {', '.join(_GENERATION)}")
         require(num_beams >= 1, f"num_beams {num_beams}: must be at least 1")
         require(
             num_beams > 1 or length_penalty == 1,
@@ -447,6 +482,9 @@ class LanguageModel:
             num_beams == 1 or not sampling,
             f"num_beams {num_beams}: draws nothing; leave out {', '.join(sampling)}",
         )
+        rule = Rule()
+        if num_beams == 1:
+            rule = self.sampling_rule(sampling)
         return TextGenerator(
             model=self.model,
             context=self.context,
@@ -455,7 +493,7 @@ class LanguageModel:
             ending=Ending(
                 length=length, lines=lines, stop=(stop,) if isinstance(stop, str) else stop
             ),
-            rule=Rule(**sampling),
+            rule=rule,
             seed=seed,
             allow_unknown=allow_unknown,
             no_repeat_ngram_size=no_repeat_ngram_size,
@@ -526,6 +564,11 @@ class LanguageModel:
         return context_of_text(self.model_config, self.context, n_token)
 
 
+@functools.cache
+def _say_once(own: str) -> None:
+    _LOG.warning("%s: as the model's generation_config.json says; other values win over them", own)
+
+
 def _read_with(
     contents: Contents, source: str | Path, memory: str | None, settings: Mapping[str, Any]
 ) -> None:
@@ -545,4 +588,9 @@ def _read_with(
         contents.record["read_with"] = {"memory": name, **settings}
 
 
+_GENERATION = [
+    *list(inspect.signature(LanguageModel._generator).parameters)[1:-1],
+    *fields_of(Rule),
+]
+"""The settings of `LanguageModel.stream`."""
 load = LanguageModel.open

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +24,14 @@ from txl.checkpoint import (
 )
 from txl.config import Context, UsageError, require
 from txl.convert import Converted, convert
+from txl.convert.decoder import naming_fields
 from txl.convert.kimiyoung import rates_of
 from txl.convert.tensor_files import fingerprint_of
 from txl.data_utils.datasets import DATA_SETS, DataConfig, kind_of_tokenizer, tokenizer_of
-from txl.data_utils.pretrained import Pretrained
+from txl.data_utils.pretrained import Pretrained, sampling_in
 from txl.data_utils.tokenizer import EOS, Tokenizer
 from txl.data_utils.words import Vocab
+from txl.generation.rule import Rule
 from txl.model.transformer import TransformerXL
 from txl.registry import NoSuchPart
 from txl.runtime.records import read_json, require_fields
@@ -252,7 +255,12 @@ def _own_tokenizer(
     require(vocabulary is None, f"--vocabulary {vocabulary}: {own}")
     is_same = dataset is None or kind_of_tokenizer(dataset) is Pretrained
     require(is_same, f"--dataset {dataset}: {own}")
-    return Pretrained.of_folder(source, converted.model.config.n_token)
+    tokenizer = Pretrained.of_folder(source, converted.model.config.n_token)
+    sampling = sampling_in(source)
+    with naming_fields(source / "generation_config.json"):
+        Rule(**sampling)
+    tokenizer.special = replace(tokenizer.special, sampling=sampling)
+    return tokenizer
 
 
 def _data_of(converted: Converted, source: Path) -> dict[str, Any]:

@@ -106,6 +106,12 @@ class TextGenerator:
         else:
             yield from (piece for _, piece in self._pieces([prompt], [0]))
 
+    def text_and_ids(self, prompt: Sequence[int]) -> tuple[str, list[int]]:
+        """The text that continues a prompt, without beams, and its ids, one that ended it too."""
+        session = self._session([prompt], [0])
+        text = "".join(piece for _, piece in session.write())
+        return text, session.written[0]
+
     def texts(self, prompts: Sequence[Sequence[int]], *, batch_size: int) -> Iterator[str]:
         """The texts that continue several prompts, in their order, each as it would be alone with
         its seed.
@@ -181,10 +187,14 @@ class TextGenerator:
     def _pieces(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
     ) -> Iterator[tuple[int, str]]:
+        return self._session(prompts, seeds).write()
+
+    def _session(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> "Session":
+        """One that has read the prompts."""
         session = Session(dataclasses.replace(self, context=self._context_for(prompts)), seeds)
         for row, prompt in enumerate(prompts):
             session.read(row, prompt)
-        return session.write()
+        return session
 
 
 class Session:

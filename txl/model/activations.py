@@ -15,6 +15,13 @@ class SquaredReLU(nn.Module):
         return F.relu(x).square()
 
 
+class TanhGELU(nn.GELU):
+    """GELU by tanh in place of the error function. Source: Hendrycks and Gimpel 2016, sec. 2."""
+
+    def __init__(self) -> None:
+        super().__init__(approximate="tanh")
+
+
 class Gated(nn.Module):
     """activation(a) * b of [a, b], the two halves of the last dimension.
 
@@ -50,6 +57,12 @@ class GEGLU(Gated):
     """Source: Shazeer 2020, eq. 5."""
 
     of_gate = nn.GELU
+
+
+class TanhGEGLU(Gated):
+    """GEGLU with `TanhGELU`."""
+
+    of_gate = TanhGELU
 
 
 class SwiGLU(Gated):

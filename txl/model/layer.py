@@ -1,6 +1,5 @@
 """A layer: attention over [memory, segment], then a feed-forward network."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from txl.model.attention import Then
 from txl.model.memory import Reading, State
 from txl.model.span import Span
 from txl.ops.cast import weights_cast
-from txl.ops.dropout import Dropout, seeded
+from txl.ops.dropout import Dropout, draw_seeds, seeded
 from txl.ops.layer_rows import add_norm
 from txl.ops.numbers import as_multiplied, on_gpu
 
@@ -73,8 +72,8 @@ class Layer(nn.Module):
         if self.pre_lnorm:
             x_BTD = self.attn_gate(x_BTD, self.attn_drop(attention_BTD))
             return self.ff_gate(x_BTD, self.feed_forward(x_BTD))
-        x_BTD = _join(x_BTD, attention_BTD, self.attn_drop, self.attn_gate, self.attn_norm)
-        return _join(x_BTD, self.ff(x_BTD), self.ff_drop, self.ff_gate, self.ff_norm)
+        x_BTD = add_norm(x_BTD, attention_BTD, self.attn_drop, self.attn_gate, self.attn_norm)
+        return add_norm(x_BTD, self.ff(x_BTD), self.ff_drop, self.ff_gate, self.ff_norm)
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
         """The output of the feed-forward network with dropout: what a residual connection adds."""
@@ -95,19 +94,12 @@ class Layer(nn.Module):
         return self.attn.keys_and_values(self.normed(x_BLD))
 
 
-def _join(x_BTD: Tensor, y_BTD: Tensor, drop: Dropout, gate: Any, norm: nn.Module) -> Tensor:
-    """The norm of a part's input and output together, as in the paper."""
-    if gate is torch.add:
-        return add_norm(x_BTD, y_BTD, norm, drop)
-    return norm(gate(x_BTD, drop(y_BTD)))
-
-
 def run_layers(
     layers: Any, h_BTD: Tensor, states: tuple[State, ...], reading: Reading
 ) -> tuple[Tensor, tuple[State, ...]]:
     """One layer after the other: the output of the last, and the states for the next segment."""
     readings = reading.prepared().of_layers(layers)
-    seeds = _seeds(layers, h_BTD)
+    seeds = draw_seeds(len(layers), 3, like=h_BTD, is_training=layers[0].training)
     next_states = []
     for layer, state, reading, seeds_3 in zip(layers, states, readings, seeds, strict=True):
         if layer.recompute and torch.is_grad_enabled():
@@ -118,13 +110,6 @@ def run_layers(
             h_BTD, state = _run(layer, h_BTD, state, reading, seeds_3)
         next_states.append(state)
     return h_BTD, tuple(next_states)
-
-
-def _seeds(layers: Any, like: Tensor) -> Sequence[Tensor | None]:
-    """Of the dropouts of each layer, (3,), where one kernel draws them all; None: each draws its own."""
-    if not on_gpu(like) or not layers[0].training:
-        return [None] * len(layers)
-    return torch.randint(2**62, (len(layers), 3), device=like.device).unbind()
 
 
 def _run(

@@ -21,6 +21,24 @@ class State(NamedTuple):
     loss: Tensor | None = None  # of the last segment, a mean over streams, to be trained with
 
 
+def make_states(memory: Any) -> None:
+    """Make a `State` of each layer of a `Memory` that is given as hidden states alone. Raises
+    `TypeError` if one is neither.
+    """
+    if all(isinstance(given, State) for given in memory.states):
+        return
+    states = []
+    for given in memory.states:
+        if isinstance(given, Tensor) and given.ndim == 3:
+            given = State(given)
+        if not isinstance(given, State):
+            raise TypeError(
+                f"Memory takes a State, or a tensor (B, M, D), a layer; not {given!r:.40}"
+            )
+        states.append(given)
+    object.__setattr__(memory, "states", tuple(states))
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
     """One segment as all layers read it: its context, and where it stands."""

@@ -55,7 +55,8 @@ def shapes_of(
     Raises `ValueError` or `KeyError` if there is no such model.
     """
     n_part = max(config.n_layer, len(config.cutoffs), len(config.tie_projs))
-    if n_part > n_tensor:
+    n_of_queries = config.n_layer * config.d_model * config.n_head * config.d_head
+    if n_part > n_tensor or n_of_queries > 2 * n_element:
         return None
     try:
         model = model_without_values(config)

@@ -25,6 +25,7 @@ class Span:
         log_weight_BTS: logarithms of factors of probabilities, which sum to 1 again; None: all 1.
         n_full: keys that stand together once the segment has been read to its end; 0: it has.
             Tables of positions that are shorter than that give their rows to the last of them.
+        reach: see `Context`.
     """
 
     n_mem: int
@@ -34,6 +35,7 @@ class Span:
     since_BT: Tensor | None = field(default=None, compare=False)
     log_weight_BTS: Tensor | None = field(default=None, compare=False)
     n_full: int = 0
+    reach: int = 0
     _masks: dict[Any, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
@@ -41,7 +43,8 @@ class Span:
         """The span of a forward pass; `same_length` is a sliding window of mem_len keys."""
         window = context.mem_len if context.same_length else -1
         n_full = n_mem + max(n_new, context.tgt_len + context.ext_len)
-        return cls(n_mem, n_new, context.clamp_len, window, n_full=n_full, **more)
+        reach = context.reach
+        return cls(n_mem, n_new, context.clamp_len, window, n_full=n_full, reach=reach, **more)
 
     @property
     def n_key(self) -> int:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl.model.memory import State
+from txl.model.memory import State, make_states
 from txl.model.span import Span
 from txl.ops.numbers import total
 
@@ -26,9 +26,16 @@ class Memory:
 
     Differs from kimiyoung/transformer-xl: n_layer tensors of hidden states instead of n_layer + 1,
     whose last was never read.
+
+    Args:
+        states: of each layer, or its hidden states alone, (B, M, D).
+    Raises:
+        TypeError: if one is neither.
     """
 
     states: tuple[State, ...]
+
+    __post_init__ = make_states
 
     @property
     def layers(self) -> tuple[Tensor, ...]:

@@ -62,11 +62,13 @@ class Body(nn.Module):
             since_BT: how many tokens of its document stand before each; it sees no others; None: all.
             span: where the segment stands, for readers of a part of one; None: as the context says.
         Raises:
-            ValueError: if the memory has another batch size.
+            ValueError: if the memory has another batch size or number of layers.
             UsageError: if a part of the model does not support the context, or documents.
         """
         h_BTD = self.drop(h_BTD)
         states = (memory or self.empty_memory(len(h_BTD), like=h_BTD)).states
+        if len(states) != len(self.layers):
+            raise ValueError(f"the memory holds {len(states)} layers, the model {len(self.layers)}")
         n_row = len(states[0].hidden_BMD)
         if n_row != len(h_BTD):
             raise ValueError(f"the memory holds {n_row} rows, the segment {len(h_BTD)}")

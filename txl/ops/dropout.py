@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from txl.ops.numbers import on_gpu
+
 _LEVELS = 2**16
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 _MIXED = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
@@ -122,6 +124,15 @@ class Dropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         """(...) to (...)."""
         return dropout(input, self.p, training=self.training)
+
+
+def draw_seeds(
+    n_layer: int, n_drop: int, *, like: Tensor, is_training: bool
+) -> Sequence[Tensor | None]:
+    """Of the dropouts of each layer, (n_drop,), drawn by one kernel on a GPU; elsewhere None."""
+    if not on_gpu(like) or not is_training:
+        return [None] * n_layer
+    return torch.randint(2**62, (n_layer, n_drop), device=like.device).unbind()
 
 
 @contextmanager

@@ -14,35 +14,54 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from txl.ops.dropout import Dropout
-from txl.ops.numbers import on_gpu
+from txl.ops.numbers import as_multiplied, on_gpu
 
 _HAS_TRITON = find_spec("triton") is not None
 _LARGEST = 8192
 """Numbers in a row that a program holds."""
 
 
-def add_norm(x_BTD: Tensor, y_BTD: Tensor, norm: nn.Module, drop: Dropout) -> Tensor:
-    """norm(x + drop(y)), (B, T, D).
+def add_norm(x_BTD: Tensor, y_BTD: Tensor, drop: Dropout, gate: Any, norm: nn.Module) -> Tensor:
+    """norm(gate(x, drop(y))), (B, T, D); the gate is `torch.add` in the paper.
 
     On a GPU with y in half precision the result brings a copy in the dtype of y, for the products
     that read it: `as_multiplied` finds it.
     """
-    is_half = x_BTD.dtype == torch.float32 and _is_half(y_BTD)
-    if not is_half or type(norm) is not nn.LayerNorm or not _is_fused(x_BTD):
-        return norm(x_BTD + drop(y_BTD))
+    is_sum = gate is torch.add and type(norm) is nn.LayerNorm
+    is_mixed = x_BTD.dtype == torch.float32 and _is_half(y_BTD)
+    if not is_sum or not is_mixed or not _is_fused(x_BTD):
+        return norm(gate(x_BTD, drop(y_BTD)))
     p, seed = _drawn(drop, x_BTD.device)
     h_BTD, half_BTD = _AddNorm.apply(x_BTD, y_BTD, norm.weight, norm.bias, norm.eps, p, seed)
     h_BTD.multiplied = half_BTD
     return h_BTD
 
 
-def is_bias_relu_fused(z: Tensor, activation: nn.Module, bias_D: Tensor | None) -> bool:
-    """True where `bias_relu` takes the place of the activation and what stands around it."""
-    return bias_D is not None and type(activation) is nn.ReLU and _is_half(z) and _is_fused(z)
+class TwoLayers(nn.Sequential):
+    """A linear layer, an activation, dropout, and a linear layer."""
+
+    @property
+    def drop(self) -> Any:
+        """The dropout of inner states."""
+        return self[2]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., D) to (..., D). On a GPU bias, ReLU and dropout are one kernel."""
+        modules: Any = self
+        first, activation, drop, second = modules
+        bias_F: Tensor | None = first.bias
+        if bias_F is None or type(activation) is not nn.ReLU:
+            return super().forward(input)
+        if not _is_fused(input) or not _is_half(as_multiplied(input)):
+            return super().forward(input)
+        weight_FD, _ = first.operands()
+        z = F.linear(as_multiplied(input), weight_FD)
+        return second(bias_relu(z, bias_F, drop))
 
 
 def bias_relu(z: Tensor, bias_D: Tensor, drop: Dropout) -> Tensor:

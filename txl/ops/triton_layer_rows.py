@@ -4,6 +4,8 @@ A program holds whole rows of D numbers, as BLOCK of them. SEED points to a seed
 Tensors must be on a GPU, or anywhere if TRITON_INTERPRET=1 was set before Triton was first imported.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -128,6 +130,11 @@ PROGRAMS = 528
 """Of a backward pass, each with its own sums for weight and bias: four for a multiprocessor of an H200."""
 
 
+def _untyped(kernel: Any) -> Any:
+    """A type checker does not understand kernel launches."""
+    return kernel
+
+
 def add_norm(
     x: Tensor,
     y: Tensor,
@@ -143,7 +150,7 @@ def add_norm(
     n_row, sizes = _sizes(x)
     stats_2L = x.new_empty(2, n_row)
     with torch.cuda.device_of(x):  # Triton launches on the current device
-        _add_norm[(n_row,)](
+        _untyped(_add_norm)[(n_row,)](
             x, y, weight_D, bias_D, seed, h, half, stats_2L, n_row, eps, p, DROPOUT=p > 0, **sizes
         )  # fmt: skip
     return h, half, stats_2L
@@ -167,7 +174,7 @@ def add_norm_backward(
     parts_2PD = x.new_empty(2, n_part, x.shape[-1])
     given = [None if d is None else d.contiguous() for d in (dh, dhalf)]
     with torch.cuda.device_of(x):
-        _add_norm_backward[(n_part,)](
+        _untyped(_add_norm_backward)[(n_part,)](
             *given, x, y, weight_D, seed, stats_2L, dx, dy, parts_2PD, n_row, p, DROPOUT=p > 0,
             HAS_DH=dh is not None, HAS_DHALF=dhalf is not None, **sizes,
         )  # fmt: skip
@@ -179,7 +186,7 @@ def bias_relu(z: Tensor, bias_D: Tensor, seed: Tensor | None, p: float) -> Tenso
     out = torch.empty_like(z)
     n_row, sizes = _sizes(z)
     with torch.cuda.device_of(z):
-        _bias_relu[(n_row,)](z, bias_D, seed, out, n_row, p, DROPOUT=p > 0, **sizes)
+        _untyped(_bias_relu)[(n_row,)](z, bias_D, seed, out, n_row, p, DROPOUT=p > 0, **sizes)
     return out
 
 
@@ -190,12 +197,12 @@ def bias_relu_backward(dout: Tensor, out: Tensor, p: float) -> tuple[Tensor, Ten
     n_part = min(n_row, PROGRAMS)
     parts_PD = out.new_empty(n_part, out.shape[-1], dtype=torch.float32)
     with torch.cuda.device_of(out):
-        _bias_relu_backward[(n_part,)](dout, out, dz, parts_PD, n_row, p, **sizes)
+        _untyped(_bias_relu_backward)[(n_part,)](dout, out, dz, parts_PD, n_row, p, **sizes)
     return dz, parts_PD
 
 
-def _sizes(x: Tensor) -> tuple[int, dict[str, int]]:
+def _sizes(x: Tensor) -> tuple[int, dict[str, Any]]:
     """The number of rows; compile-time constants of their length."""
     D = x.shape[-1]
-    block = max(16, triton.next_power_of_2(D))
+    block: Any = max(16, triton.next_power_of_2(D))
     return x.numel() // D, {"D": D, "BLOCK": block, "num_warps": min(8, max(1, block // 256))}

@@ -53,6 +53,8 @@ class PositionEncoding(nn.Module):
     """`prepare` and `project` return one row per distance, S-1 ... 0; shorter spans use the last
     rows.
     """
+    has_sinusoids: ClassVar[bool] = False
+    """Its features of width d_model are half sines, half cosines."""
     clamps: bool = True
     """Supports `clamp_len`."""
     count_back: bool = False

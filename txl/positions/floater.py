@@ -39,6 +39,8 @@ class Floater(PositionEncoding):
     shared = ("z0_D", "motion")
     clamps = False
 
+    has_sinusoids = True
+
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         _odeint()

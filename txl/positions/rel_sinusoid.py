@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -12,6 +11,7 @@ from txl.config import ModelConfig
 from txl.model.span import Span
 from txl.ops.numbers import sinusoid
 from txl.positions.base import PositionEncoding, RelativeTerms
+from txl.positions.together import terms_of_layers
 
 
 class RelSinusoid(PositionEncoding):
@@ -30,6 +30,8 @@ class RelSinusoid(PositionEncoding):
     shared = ("u_NH", "v_NH")
     by_distance = True
 
+    has_sinusoids = True
+
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         self.u_NH = nn.Parameter(torch.randn(config.n_head, config.d_head) * 0.02)
@@ -40,13 +42,13 @@ class RelSinusoid(PositionEncoding):
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         return self.drop(sinusoid(span.distances_S(like.device), self.d_model, like.dtype))
 
-    def project(self, feats: Tensor | RelativeTerms) -> Tensor | RelativeTerms:
+    def project(self, feats: Any) -> Any:
         """W_r R, (S, N, H), of features (S, D); what `project_for_all` has made stays as it is."""
         if isinstance(feats, RelativeTerms):
             return feats
         return rearrange(self.r_net(feats), "s (n h) -> s n h", n=len(self.u_NH))
 
-    def relative(self, feats: Tensor | RelativeTerms) -> RelativeTerms:
+    def relative(self, feats: Any) -> RelativeTerms:
         if isinstance(feats, RelativeTerms):
             return feats
         return RelativeTerms(feats, self.u_NH, self.v_NH)
@@ -54,15 +56,5 @@ class RelSinusoid(PositionEncoding):
     def project_for_all(
         self, encodings: Sequence[Any], feats: Tensor
     ) -> Sequence[RelativeTerms] | None:
-        """See `PositionEncoding`. Biases that all layers share have one gradient, not a sum of many."""
-        n_layer = len(encodings)
-        if hasattr(self.r_net.weight, "full_tensor"):  # in shards: whole while its layer runs
-            return None
-        if encodings[-1].u_NH is self.u_NH:
-            shared = (x_NH.expand(n_layer, -1, -1).unbind() for x_NH in (self.u_NH, self.v_NH))
-            biases = zip(*shared, strict=True)
-        else:
-            biases = [(pos.u_NH, pos.v_NH) for pos in encodings]
-        r_SE = F.linear(feats, torch.cat([pos.r_net.weight for pos in encodings]))
-        r_LSNH = rearrange(r_SE, "s (l n h) -> l s n h", l=n_layer, n=len(self.u_NH))
-        return [RelativeTerms(r, *own) for r, own in zip(r_LSNH.unbind(), biases, strict=True)]
+        """See `PositionEncoding`."""
+        return terms_of_layers(encodings, feats)

@@ -30,6 +30,8 @@ class SinusoidInput(PositionEncoding):
 
     Settings = CountingSettings
 
+    has_sinusoids = True
+
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         self.clamps = self.count_back = config.settings(self.Settings).count_back

@@ -15,9 +15,14 @@ import numpy as np
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from txl.files import write_whole
 from txl.report import charts, claims
 from txl.report.record import Report, Shown
+from txl.runtime.outputs import text_kind, write_text
+
+_OLDER = "script-src 'sha256-.*<title>Does memory help?"
+PAGE = text_kind(
+    "txl report", f'<!doctype html>.*(<meta name="generator" content="txl report">|{_OLDER})'
+)
 
 
 def page_of(reports: Sequence[Report]) -> str:
@@ -37,6 +42,7 @@ def page_of(reports: Sequence[Report]) -> str:
     environment.filters["level"] = claims.number
     measure = claims.measure_of(reports)
     return environment.get_template("page").render(
+        program=PAGE.name,
         reports=reports,
         claims=claims,
         measure=measure,
@@ -78,8 +84,8 @@ def told_apart(reports: Sequence[Report]) -> list[Report]:
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
-    """Write the page, whole or not at all."""
-    write_whole(path, page_of(reports))
+    """Write the page, see `output`."""
+    write_text(path, page_of(reports), PAGE)
 
 
 def _file(name: str) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 
 from txl.config import UsageError
 from txl.evaluation.gain import Gain, Interval
-from txl.files import write_whole
-from txl.runtime.records import fits, json_text, read_json
+from txl.runtime.outputs import json_kind, write_json
+from txl.runtime.records import fits, read_json
 
 FORMAT = 1
 """Of the file; a reader refuses others."""
@@ -233,18 +233,12 @@ class Report:
         return None
 
 
+FIGURES = json_kind("txl report", [field.name for field in dataclasses.fields(Report)])
+
+
 def write_report(path: Path, report: Report) -> None:
-    """Write report.json, whole or not at all."""
-    write_whole(path, json_text(dataclasses.asdict(report), indent=None, ensure_ascii=False))
-
-
-def is_report(path: Path) -> bool:
-    """Whether a file looks like a report.json of txl, of any version, damaged or not."""
-    try:
-        content = read_json(path)
-    except ValueError:
-        return False
-    return isinstance(content, dict) and type(content.get("format")) is int
+    """Write report.json, see `output`."""
+    write_json(path, dataclasses.asdict(report), FIGURES, indent=None)
 
 
 def read_report(path: Path) -> Report:

@@ -78,6 +78,8 @@ RECORDS = "metrics.jsonl"
 CURVES = "tensorboard"
 LOG = "log.txt"
 """Two files and a folder in the run directory; the log is what a training prints."""
+LOG_BEGINS = "=== "
+"""With which the log of each start begins."""
 _OURS = ".txl"
 _VERSION = "brain.Event:2"
 """The suffix of our event files (others are never removed), and their format."""
@@ -265,7 +267,7 @@ def curve_of(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
 
 
 def require_own_records(work_dir: Path) -> None:
-    """Raise `UsageError` if the folder has a metrics.jsonl that txl has not written, `OSError` if
+    """Raise `UsageError` if the folder has records or a log that txl has not written, `OSError` if
     records, curves or the log would be written through a link.
     """
     path = work_dir / RECORDS
@@ -276,6 +278,12 @@ def require_own_records(work_dir: Path) -> None:
         require(
             begins_with(path, RECORDS_BEGIN),
             f"{path}: not written by txl; name another folder with --work_dir, or move the file",
+        )
+    log = work_dir / LOG
+    if log.is_file() and log.stat().st_size:
+        require(
+            begins_with(log, LOG_BEGINS.encode()),
+            f"{log}: not written by txl; name another folder with --work_dir, or move the file",
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from txl.config import require
 from txl.runtime.distributed import is_in_shards
 from txl.training.config import TrainConfig
 from txl.training.update_rules import UpdateRule, rule_of
@@ -20,18 +21,26 @@ class Optimizers:
     Args:
         named: the parameters that learn, by name; the saved state uses the same names.
         matrices: those that it takes if it does not take all, see `UpdateRule.matrices`.
+    Raises:
+        UsageError: if it does not take all, and they are not given.
     """
 
     def __init__(
         self,
         named: Iterable[tuple[str, nn.Parameter]],
         config: TrainConfig,
-        matrices: Iterable[Tensor] = (),
+        matrices: Iterable[Tensor] | None = None,
     ) -> None:
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
         self._rule = rule_of(config)
         self._rate: Tensor | None = None
-        self._build(matrices)
+        needs_them = self._rule.beside() is not None
+        require(
+            matrices is not None or not needs_them,
+            f"--optim {config.optim}: takes some matrices only; name them, as its rule's `matrices`"
+            " does for a model",
+        )
+        self._build(matrices or ())
 
     def _build(self, matrices: Iterable[Tensor]) -> None:
         self._rules: list[UpdateRule] = []

@@ -16,7 +16,7 @@ from tests.forks import ROOT
 from txl.runtime.records import json_text
 
 FILES = []
-for path in sorted((ROOT / "studies" / "results").glob("*.json")):
+for path in sorted((ROOT / "lab" / "results").glob("*.json")):
     if '"comparisons"' in path.read_text():
         FILES.append(path)
 

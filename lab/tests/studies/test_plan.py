@@ -36,7 +36,7 @@ mem_len = [0, 8]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem
+    "path", sorted((ROOT / "lab" / "study_files").glob("*.toml")), ids=lambda path: path.stem
 )
 def test_a_study_of_the_repository_has_flags_and_models_that_there_are(path: Path) -> None:
     study = read_study(path)

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -689,6 +690,16 @@ def test_curves_of_other_tokens_are_not_compared(
     are_alike = (n_large, dataset) == (640, "text")
     assert ("of other tokens from run to run" in text) != are_alike
     assert (" 38 " in text) == are_alike
+    if not are_alike:
+        assert "max_eval_steps" in text
+        both = STUDY.replace(
+            "max_step = 4", "max_step = 4\nmax_eval_steps = 2\neval_batch_size = 2"
+        )
+        shutil.rmtree("out")
+        assert study(both) == 0
+        text = Path("out/table.md").read_text()
+        assert "of other tokens from run to run" in text
+        assert "max_eval_steps" not in text, "both were given"
 
 
 def test_a_failed_run_is_named_and_stops_no_other(programs: Programs) -> None:

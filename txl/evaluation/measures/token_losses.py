@@ -10,12 +10,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
 from txl.config import Context, UsageError
 from txl.evaluation.reading import Segments, of_counted
-from txl.files import written_whole
 from txl.runtime.distributed import Ranks
+from txl.runtime.outputs import Kind, output
 from txl.runtime.records import parse_json
 
 FORMAT = 1
@@ -117,6 +118,18 @@ class TokenLossWatch:
         )
 
 
+def _is_losses(path: Path) -> bool:
+    try:
+        with path.open("rb") as file, NpzFile(file) as arrays:
+            about = parse_json(arrays["about"].tobytes())
+    except (ValueError, KeyError, BadZipFile):
+        return False
+    return isinstance(about, dict) and {"format", "rows"} <= set(about)
+
+
+LOSSES = Kind("txl eval --token_losses", _is_losses)
+
+
 def write_losses(path: Path, losses: Sequence[TokenLosses], **how: Any) -> None:
     """Write a compressed .npz file, whole or not at all.
 
@@ -133,7 +146,7 @@ def write_losses(path: Path, losses: Sequence[TokenLosses], **how: Any) -> None:
     for i, one in enumerate(losses):
         arrays[f"ids_{one.split}"] = one.ids_N
         arrays |= {f"nats_{i}": one.nats_N, f"visible_{i}": one.visible_N}
-    with written_whole(path) as temporary:
+    with output(path, LOSSES) as temporary:
         np.savez_compressed(temporary, allow_pickle=False, **arrays)
 
 

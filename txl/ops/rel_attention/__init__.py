@@ -31,7 +31,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 _HAS_TRITON = find_spec("triton") is not None  # on import: torch.compile cannot trace the lookup
-_LONG = 8192  # keys; from here on blockwise is faster than dense on a CPU without gradients
+_LONG = 8192  # keys; from here on auto takes blockwise without gradients: slower than dense, in less memory
 
 
 def rel_attention(
@@ -147,13 +147,13 @@ def resolved(
     needs_grad: bool,
     by_row: bool = False,
 ) -> str:
-    """The implementation of this name; "auto" resolves to the fastest one for these shapes.
+    """The implementation of this name; "auto" resolves to one for these shapes.
 
     The fused kernels have no masks `by_row`.
 
     On a GPU in half precision: fused, which uses the tensor cores. In float32 it cannot, and has
     twice as many products in small tiles; preferring dense there is an estimate, not a measurement.
-    Without gradients and with many keys: blockwise.
+    Without gradients and with many keys: blockwise, which saves memory and takes longer than dense.
     """
     if impl != "auto":
         return impl
