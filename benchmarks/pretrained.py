@@ -5,8 +5,8 @@
     python -m benchmarks.pretrained FOLDER --peer PYTHON --device cuda --dtypes bfloat16 float32
 
 FOLDER is one of Hugging Face, such as lab/scripts/get_smollm2.sh writes. The text is read as it stands, without a
-beginning token, in segments of 128 tokens, and every token but the first is scored. PYTHON is that of an environment with
-torch and transformers.
+beginning token, in segments of 128 tokens, and every token but the first is scored. PYTHON is that of an environment
+with torch and transformers.
 """
 
 import argparse

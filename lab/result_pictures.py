@@ -174,7 +174,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, default=PICTURES, help="(default: docs/pictures)")
+    parser.add_argument(
+        "--folder", type=Path, default=PICTURES, help="(default: lab/docs/pictures)"
+    )
     for path in draw(parser.parse_args().folder):
         print(f"written: {path}")
 

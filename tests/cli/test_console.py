@@ -97,6 +97,27 @@ def test_the_installed_command_works_elsewhere(
     assert refused.stderr.startswith("txl eval: nowhere: no such file or folder")
 
 
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        ("txl recl run", "lab.recl RUN RUN"),
+        ("txl study x.toml", "lab.studies FILE"),
+        ("txl occurrences x.toml", "lab.studies.occurrences FILE"),
+        ("txl fill x.md", "lab.studies.fill PAGE.md"),
+        ("txl.studies x.toml", "lab.studies FILE"),
+        ("txl.studies.occurrences x.toml", "lab.studies.occurrences FILE"),
+        ("txl.studies.fill x.md", "lab.studies.fill PAGE.md"),
+    ],
+)
+def test_a_program_that_moved_names_its_new_command(words: str, now: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *words.split()], cwd=ROOT, capture_output=True, text=True
+    )
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"type python -m {now}" in line
+
+
 @pytest.mark.parametrize(("name", "status"), [("--help", 0), ("", 2), ("dance", 2)])
 def test_txl_says_what_there_is(
     name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

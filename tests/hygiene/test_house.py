@@ -14,8 +14,11 @@ from txl.config import ModelConfig
 from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
+LAB = [
+    path for path in (ROOT / "lab").rglob("*.py") if not path.is_relative_to(ROOT / "lab" / "tests")
+]
 SOURCES = sorted(
-    [*(ROOT / "txl").rglob("*.py"), *(ROOT / "data_utils").rglob("*.py"), *ROOT.glob("*.py")]
+    [*(ROOT / "txl").rglob("*.py"), *(ROOT / "data_utils").rglob("*.py"), *ROOT.glob("*.py"), *LAB]
 )
 FUNCTION_LINES = 60
 
@@ -145,7 +148,8 @@ def test_golden_files_stay_small() -> None:
 
 
 def test_links_of_the_pages_lead_to_files() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "lab" / "docs").glob("*.md")]
+    for page in (ROOT / "README.md", ROOT / "lab" / "README.md", *pages):
         links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text(encoding="utf-8"))
         assert [link for link in links if not (page.parent / link).exists()] == [], page.name
 
@@ -153,6 +157,7 @@ def test_links_of_the_pages_lead_to_files() -> None:
 def test_files_of_results_are_cited_by_a_page() -> None:
     folder = ROOT / "benchmarks" / "results"
     pages = [*(ROOT / "docs").glob("*.md"), *folder.glob("*.md"), *(ROOT / "tests").rglob("*.py")]
+    pages += (ROOT / "lab" / "docs").glob("*.md")
     cited = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     assert [file.name for file in folder.iterdir() if file.name not in cited] == []
 

@@ -96,6 +96,14 @@ def test_an_upward_import_is_seen(tmp_path: Path) -> None:
     ]
 
 
+def test_the_laboratory_and_its_packages_are_imported_by_nothing() -> None:
+    """Neither by the product nor by its tests."""
+    folders = [ROOT / name for name in ("txl", TEXT, "tests")]
+    files = [*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
+    imported = {(name.partition(".")[0], path) for path in files for name in imports(path)}
+    assert [path for name, path in imported if name in ("lab", "scipy")] == []
+
+
 def test_modules_do_not_import_in_circles() -> None:
     names = {
         ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
