@@ -395,7 +395,13 @@ def document_streams(
     longest_first_D = np.argsort(begin_D - end_D, kind="stable")
     first_D = begin_D[longest_first_D] - 1
     last_D = end_D[longest_first_D] - 1
-    return _in_groups(ids, first_D, last_D, batch_size=batch_size, tgt_len=tgt_len, ext_len=ext_len)
+    streams = []
+    for i in range(0, len(first_D), batch_size):
+        first_B = first_D[i : i + batch_size]
+        last_B = last_D[i : i + batch_size]
+        no_warmup_B = np.zeros_like(first_B)
+        streams.append(RowStream(ids, first_B, last_B, no_warmup_B, tgt_len, ext_len))
+    return streams
 
 
 def text_streams(
@@ -431,36 +437,6 @@ def text_streams(
     if is_aside:
         late = (stream.late(only_shifted=only_shifted) for stream in streams)
         streams = list(chain.from_iterable(late))
-    return streams
-
-
-def window_streams(
-    ids: np.ndarray, *, length: int, every: int, batch_size: int, tgt_len: int, ext_len: int = 0
-) -> list[RowStream]:
-    """Windows of `length` tokens, one beginning at every `every`-th token, batch_size of them side
-    by side, each group to be read with an empty memory."""
-    last = len(ids) - 1
-    first_W = np.arange(0, last, every)
-    last_W = np.minimum(first_W + length, last)
-    return _in_groups(ids, first_W, last_W, batch_size=batch_size, tgt_len=tgt_len, ext_len=ext_len)
-
-
-def _in_groups(
-    ids: np.ndarray,
-    first_R: np.ndarray,
-    last_R: np.ndarray,
-    *,
-    batch_size: int,
-    tgt_len: int,
-    ext_len: int,
-) -> list[RowStream]:
-    """Rows whose targets all count, batch_size of them side by side, in their order."""
-    streams = []
-    for i in range(0, len(first_R), batch_size):
-        first_B = first_R[i : i + batch_size]
-        last_B = last_R[i : i + batch_size]
-        no_warmup_B = np.zeros_like(first_B)
-        streams.append(RowStream(ids, first_B, last_B, no_warmup_B, tgt_len, ext_len))
     return streams
 
 

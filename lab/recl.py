@@ -20,7 +20,7 @@ from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
 from txl.cli.run import run
 from txl.config import Context, ModelConfig, build, option, require
 from txl.data_utils.corpus import DataConfig
-from txl.data_utils.segments import RowStream, window_streams
+from txl.data_utils.segments import RowStream
 from txl.evaluation.config import Lengths
 from txl.evaluation.plots import drawable, picture_folder, unused
 from txl.evaluation.score import require_finite
@@ -165,7 +165,7 @@ def context_losses(
 ) -> np.ndarray:
     """Nats by context length and position of one run; the windows are shared out over processes."""
     (context,) = config.look_backs(lm.context)
-    windows = window_streams(
+    windows = recl.window_streams(
         ids,
         length=config.context_lengths[-1],
         every=config.recl_every,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from txl.config import Context
+from txl.data_utils.segments import RowStream
 from txl.evaluation.reading import Segments, hidden_segments
 from txl.inference.frozen import Frozen
 from txl.model.transformer import TransformerXL
@@ -119,6 +120,21 @@ def recl(
         [[nats_P.mean(dtype=np.float64) for nats_P in nats_CP] for nats_CP in nats_MCP]
     )
     return Recl(tuple(lengths), tuple(shares), gains, reductions, means, n_position)
+
+
+def window_streams(
+    ids: np.ndarray, *, length: int, every: int, batch_size: int, tgt_len: int, ext_len: int = 0
+) -> list[RowStream]:
+    """Windows of `length` tokens, one beginning at every `every`-th token, batch_size of them side
+    by side, each group to be read with an empty memory.
+    """
+    last = len(ids) - 1
+    streams = []
+    for first in range(0, last, every * batch_size):
+        first_B = np.arange(first, min(first + every * batch_size, last), every)
+        last_B = np.minimum(first_B + length, last)
+        streams.append(RowStream(ids, first_B, last_B, np.zeros_like(first_B), tgt_len, ext_len))
+    return streams
 
 
 def losses_by_context(

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from lab.measures.recl import losses_by_context, recl, table
+from lab.measures.recl import losses_by_context, recl, table, window_streams
 from lab.plots import run_names
 from lab.recl import ReclConfig, losses_of
 from tests.cli.conftest import Here, change_weights
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.segments import RowStream, window_streams
+from txl.data_utils.segments import RowStream
 from txl.model.autocast import autocast
 from txl.runtime.distributed import Ranks
 
@@ -172,6 +172,21 @@ def test_a_rank_refuses_losses_beyond_float16_when_all_have_been_heard(lost: str
             with pytest.raises(UsageError, match="--dtype float16: "):
                 losses_of("run", model, own, context, study, ranks, n_token=len(IDS))
     assert len(ranks.own) == 1
+
+
+@pytest.mark.parametrize(("every", "batch_size"), [(1, 4), (3, 1), (7, 4)])
+def test_each_window_is_read_from_its_place_on_for_its_length(every: int, batch_size: int) -> None:
+    seen: dict[int, list[int]] = {}
+    for rank in (0, 1):
+        shape = {"length": 10, "every": every, "batch_size": batch_size, "tgt_len": 4}
+        for stream in window_streams(np.arange(30), **shape)[rank::2]:
+            for segment in stream:
+                rows = zip(stream.first_B, segment.target_BT, segment.counted_BT, strict=True)
+                for first, target_T, counted_T in rows:
+                    seen.setdefault(int(first), []).extend(target_T[counted_T].tolist())
+    assert seen == {
+        first: list(range(first + 1, min(first + 10, 29) + 1)) for first in range(0, 29, every)
+    }
 
 
 # the program

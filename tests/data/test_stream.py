@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from txl.data_utils.lm1b import SentenceStream
 from txl.data_utils.raw_text import DataError
-from txl.data_utils.segments import SegmentStream, TrainingSegment, scoring_stream, window_streams
+from txl.data_utils.segments import SegmentStream, TrainingSegment, scoring_stream
 
 
 def test_streams_are_no_copy_of_the_ids() -> None:
@@ -112,21 +112,6 @@ def test_re_read_tokens_stand_before_the_segment(ext_len: int, n_warmup: int) ->
         rows = segment.counted_BT.any(dim=1)
         first = segment.input_BT[rows, 0]
         assert torch.equal(segment.target_BT[rows, 0], first + extra + 1)
-
-
-@pytest.mark.parametrize(("every", "batch_size"), [(1, 4), (3, 1), (7, 4)])
-def test_each_window_is_read_from_its_place_on_for_its_length(every: int, batch_size: int) -> None:
-    seen: dict[int, list[int]] = {}
-    for rank in (0, 1):
-        shape = {"length": 10, "every": every, "batch_size": batch_size, "tgt_len": 4}
-        for stream in window_streams(np.arange(30), **shape)[rank::2]:
-            for segment in stream:
-                rows = zip(stream.first_B, segment.target_BT, segment.counted_BT, strict=True)
-                for first, target_T, counted_T in rows:
-                    seen.setdefault(int(first), []).extend(target_T[counted_T].tolist())
-    assert seen == {
-        first: list(range(first + 1, min(first + 10, 29) + 1)) for first in range(0, 29, every)
-    }
 
 
 @pytest.mark.parametrize("flags", [{}, {"ext_len": 4}, {"varlen": True, "roll": True}], ids=str)
