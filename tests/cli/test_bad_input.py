@@ -573,7 +573,7 @@ def press_at_call(ctrl_c: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -
     "place",
     [
         "txl.training.loop.train_line",
-        "txl.training.optim.Optimizers.step",
+        "txl.training.step.whole",
         "txl.training.loop.eval_line",
     ],
 )
