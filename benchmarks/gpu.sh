@@ -178,7 +178,7 @@ case $part in
     variant 35 graph-32 "${b32[@]}" --cuda_graph --profile
     variant 55 compiled-graph-32 "${b32[@]}" --compile --cuda_graph --profile
     bench 60 micro benchmarks.gpu_micro "${exact[@]}" --seconds 55
-    bench 50 flex benchmarks.attention "${fast[@]}" --rounds 5 "${flex[@]}" --only fused flex
+    bench 50 flex benchmarks.attention "${fast[@]}" --rounds 5 "${flex[@]}" --only dense fused flex
     correctness 75
     variant 45 compiled-graph-256 "${b256[@]}" --compile --cuda_graph --profile
     bench 45 beside benchmarks.step "${fast[@]}" "${base[@]}" "${one[@]}" "${few[@]}" --steps $steps "${best[@]}" "${original[@]}"

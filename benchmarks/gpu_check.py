@@ -4,7 +4,8 @@
 
 - fused attention, values and six gradients, both ways of the backward pass, with and without dropout, against its
   definition in float64 (float32 where that takes too much memory), memory that nobody has written being NaN; the
-  head's loss in chunks, gradients recomputed and made with it, against its own;
+  head's loss in chunks, gradients recomputed and made with it, against its own; what a layer does between its products
+  in one kernel, against its own;
 - layers compiled as one graph each, a recorded model, recorded training steps, a reversible one with dropout, against
   the same model as it is;
 - every position encoding and attention rule against itself on a CPU; training steps, and that they wait for nobody;
@@ -30,6 +31,7 @@ from benchmarks.checks.attention import DROPPED, ODD, SHAPES, dropout_errors, fu
 from benchmarks.checks.errors import LIMITS, Check
 from benchmarks.checks.head import head_errors
 from benchmarks.checks.models import SMALL, TINY
+from benchmarks.checks.rows import norm_errors, relu_errors
 from benchmarks.checks.seq2seq import decoding_errors
 from benchmarks.peers import write_as_found
 from txl.config import KEEP_MIB
@@ -70,6 +72,10 @@ def operator_checks(device: str) -> Iterator[Check]:
         yield Check(f"head {'made' if same_weight else 'recomputed'}", dtype, find, LIMITS[dtype])
     if device == "cpu":
         return
+    for dtype, width, p in product(("bfloat16", "float16"), (41, 512, 4096), (0.0, 0.1)):
+        for finds, name in ((norm_errors, "sum and norm"), (relu_errors, "bias and ReLU")):
+            find = partial(finds, getattr(torch, dtype), device, width, p)
+            yield Check(f"{name} {width} dropout {p}", dtype, find, LIMITS[dtype])
     cases = [(min(B, 2), min(N, 2), H, T, T + M, -1) for B, N, H, T, M in SHAPES.values()]
     for finds, name, them in (
         (fused_errors, "fused", cases + ODD),

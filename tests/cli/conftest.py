@@ -122,6 +122,7 @@ class Here:
 
     def result(self, line: str) -> dict[str, Any]:
         """What an evaluation writes, and what it prints under "out"."""
+        Path("result.json").unlink(missing_ok=True)  # perhaps another program's
         outcome = self(f"{line} --json result.json")
         return json.loads(Path("result.json").read_text()) | {"out": outcome.out}
 

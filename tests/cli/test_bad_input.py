@@ -567,7 +567,7 @@ def press_at_call(ctrl_c: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -
     "place",
     [
         "txl.training.loop.train_line",
-        "torch.nn.utils.clip_grad_norm_",
+        "txl.training.step.whole",
         "txl.training.loop.eval_line",
     ],
 )

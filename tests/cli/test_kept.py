@@ -195,24 +195,6 @@ def test_what_was_read_without_a_length_of_the_training_goes_on(here: Here) -> N
     assert score["nats"] == pytest.approx(lm.score(BOOK, memory=memory).total_nats)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_memory_in_16_bits_is_that_of_the_text(here: Here, dtype: str) -> None:
-    lm = txl.load("run", dtype=dtype)
-    memory = between(lm, BOOK)
-    assert memory.reader.dtype == dtype
-    with safe_open("between.memory", "pt") as file:
-        stored = {file.get_tensor(name).dtype for name in file.keys() if "memory" in name}  # noqa: SIM118
-    assert stored == {getattr(torch, dtype)}
-    as_before = dataclasses.replace(
-        memory, begun=lm.read(BOOK).begun
-    )  # in float32, as older files are
-    assert lm.score(MORE, memory=as_before).nats == pytest.approx(
-        lm.score(MORE, memory=memory).nats, rel=0.02
-    )
-    assert lm.score(MORE, memory=memory).nats == pytest.approx(lm.score(MORE, BOOK).nats, rel=0.02)
-    assert lm.generate(["bab", "bad"], memory=between(lm, BOOK, memory), length=5, seed=1)
-
-
 # what is refused
 
 

@@ -123,9 +123,9 @@ def test_programs_read_the_ids_as_they_stand(call: Callable[..., Any]) -> None:
     assert done.status == 0, done
     (row,) = json.loads(Path("out.json").read_text())["rows"]
     assert row["tokens"] == len(ids) - 1
-    done = call("eval", *"--work_dir model --text text/test.txt --per_token out.json".split())
+    done = call("eval", *"--work_dir model --text text/test.txt --per_token each.json".split())
     assert done.status == 0, done
-    tokens = json.loads(Path("out.json").read_text())["tokens"]
+    tokens = json.loads(Path("each.json").read_text())["tokens"]
     assert [token["id"] for token in tokens] == ids[1:]
     assert "".join(token["surface"] for token in tokens) == TEXT.removeprefix("The")
     assert math.fsum(token["nats"] for token in tokens) == pytest.approx(expected, rel=1e-4)
