@@ -5,19 +5,50 @@ from types import ModuleType
 
 import pytest
 
-from tests.cli.conftest import BEFORE
+from tests.cli.conftest import (
+    BEFORE,
+    call,
+    here,
+    one_look_at_git,
+    run_folder,
+    text,
+    trained,
+    write_text,
+)
+from tests.conftest import (
+    no_test_leaves_a_file_in_the_temporary_folder,
+    notices,
+    pytest_unconfigure,
+    seeded,
+)
 
-pytest_plugins = ["tests.conftest", "tests.cli.conftest"]
+__all__ = [
+    "call",
+    "here",
+    "no_test_leaves_a_file_in_the_temporary_folder",
+    "notices",
+    "one_look_at_git",
+    "pytest_unconfigure",
+    "run_folder",
+    "seeded",
+    "text",
+    "trained",
+    "write_text",
+]
+OWN = ("recl", "loss_by_position", "perturbed")
 BEFORE |= {"loss_by_position": BEFORE["eval"], "perturbed": BEFORE["eval"]}
 
 
 @pytest.fixture(scope="session")
-def entry_points(entry_points: dict[str, ModuleType]) -> dict[str, ModuleType]:
-    names = ("recl", "loss_by_position", "perturbed")
-    return {**entry_points, **{name: importlib.import_module(f"lab.{name}") for name in names}}
+def entry_points() -> dict[str, ModuleType]:
+    own = {name: importlib.import_module(f"lab.{name}") for name in OWN}
+    return own | {
+        name: importlib.import_module(f"txl.commands.{name}") for name in ("train", "eval")
+    }
 
 
 @pytest.fixture
-def undrawn(undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take a second each."""
-    monkeypatch.setattr("lab.recl.drawable", lambda *_: [])
+    for program in ("txl.commands.eval", "lab.recl"):
+        monkeypatch.setattr(f"{program}.drawable", lambda *_: [])

@@ -72,6 +72,7 @@ def test_the_installed_command_works_elsewhere(
     write_text(tmp_path / "text")
     assert (site / "txl" / "py.typed").is_file()
     assert not (site / "data_utils").exists()
+    assert not (site / "lab").exists()
     found = [tmp_path / "environment" / "bin" / "python", "-c", "import txl; print(txl.__file__)"]
     of_wheel = subprocess.run(found, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert Path(of_wheel.stdout.strip()) == site / "txl" / "__init__.py"

@@ -1,3 +1,1 @@
-"""Evaluation: reading, conventions, scores, rows, reports and plots; length studies; test-time
-adaptation.
-"""
+"""Evaluation: reading, conventions, scores, rows, reports and plots; test-time adaptation."""

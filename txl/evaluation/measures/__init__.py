@@ -1,3 +1,1 @@
-"""Length studies: loss by position, relative effective context length, attention by distance; peak
-memory.
-"""
+"""What is measured besides the score: attention by distance and by token, the loss of each token."""
