@@ -306,3 +306,12 @@ DAMAGED = {
 def test_a_damaged_file_is_one_line_and_takes_little(here: Here, name: str) -> None:
     Path(name).write_text(DAMAGED[name])
     assert f"{name}: " in here.refused(f"train --config {name}")
+
+
+def test_a_retired_setting_is_answered_wherever_it_stands(here: Here) -> None:
+    for text in (
+        "loss_by_position = true\nmem_len = 4\n",
+        "mem_len = 4\nloss_by_position = true\n",
+    ):
+        Path("mine.toml").write_text(text)
+        assert "type python -m lab.loss_by_position" in here.refused("eval --config mine.toml")

@@ -148,6 +148,8 @@ def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Ty
     try:
         for word in words:  # each alone: the items of a list are not words of one flag
             for key, value in vars(parser.parse_args([word])).items():
+                if value is None:  # a retired flag that the word is not
+                    continue
                 if isinstance(value, list):
                     value = [*found.get(key, []), *value]
                 found[key] = value

@@ -88,6 +88,9 @@ _REFUSED = {
         0, "is gone, since it was hardly ever faster; leave it out, the result is the same"
     ),
     "recl": Retired("*", f"{_LAB}recl RUN RUN ..."),
+    "recl_step": Retired(1, f"{_LAB}recl RUN RUN ..."),
+    "recl_longest": Retired(1, f"{_LAB}recl RUN RUN ..."),
+    "recl_every": Retired(1, f"{_LAB}recl RUN RUN ..."),
     "loss_by_position": Retired(0, f"{_LAB}loss_by_position --work_dir RUN ..."),
     "disturb": Retired(1, f"{_LAB}perturbed --work_dir RUN --disturb ..."),
     "disturb_beyond": Retired(1, f"{_LAB}perturbed --work_dir RUN --disturb_beyond ..."),
