@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lab.studies.plan import read_study, tasks, words
+from lab.studies.runner import require_flags
 from tests.cli.test_flags import read
 from tests.forks import ROOT
 from txl import ModelConfig, TransformerXL
 from txl.config import UsageError, build
-from txl.evaluation.config import EvalConfig
 from txl.training.config import TrainConfig
 
 GOOD = """
@@ -48,8 +48,7 @@ def test_a_study_of_the_repository_has_flags_and_models_that_there_are(path: Pat
         with torch.device("meta"):
             TransformerXL(build(ModelConfig, typed, **sizes, n_position=128))
         build(TrainConfig, typed)
-    for flags in study.evaluations.values():
-        build(EvalConfig, read("eval", *words(flags, Path("runs/one"))))
+    require_flags(study)
 
 
 def written(folder: Path, text: str) -> Path:
