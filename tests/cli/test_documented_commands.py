@@ -149,7 +149,7 @@ def after_the_demo(folder: Path, python: str) -> tuple[Path, Path]:
 def test_a_command_finds_the_environment_of_the_demo(tmp_path: Path) -> None:
     """Whatever `python` is; without that environment one line says what is missing."""
     clone, bare = after_the_demo(tmp_path, 'echo "started: $@"')
-    for words in ("generate.py --length 3", "-m txl estimate --help"):
+    for words in ("generate.py --length 3", "-m lab.studies --help", "-m txl estimate --help"):
         command = [str(bare), *words.split()]
         started = subprocess.run(command, cwd=clone, capture_output=True, text=True)
         assert (started.returncode, started.stderr, started.stdout) == (
