@@ -187,8 +187,8 @@ def score(
     token_watch = None
     if keeps_losses:
         dealt = (
-            "deals sentences to its streams, where they have no place in the text; drop"
-            " --token_losses"
+            "deals sentences to its streams, where they have no place in the text, so the loss of"
+            " each token cannot be kept; drop it, or --token_losses"
         )
         require(not deals_sentences(split, config), f"--convention {config.convention}: {dealt}")
         names = {"asked": reading.asked, "added": reading.added, "borders": borders}
