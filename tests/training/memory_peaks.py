@@ -37,7 +37,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int, int]] = {
         64,
     ),
     "dense": ({}, {"dropout": 0.1, "dropatt": 0.1}, 16, 128, 128),
-    "blockwise": ({}, {"attn_impl": "blockwise"}, 8, 256, 256),
     "recompute": ({"n_layer": 8}, {"recompute": True}, 16, 128, 128),
     "memory": ({"n_layer": 8}, {"optim": "sgd"}, 8, 64, 1024),
     "neural": ({"memory": "neural", "neural_layers": 2}, {"memory_parts": 8}, 8, 256, 0),
