@@ -190,9 +190,9 @@ case $part in
 2)
     bench 320 tiles benchmarks.tune_rel_attention "${fast[@]}" --seconds $((290 * in_all / 585))
     bench 185 attention benchmarks.attention "${fast[@]}" --rounds 5 "${attended[@]}" \
-        --only original dense blockwise fused fused_three_passes fused_kept_whole sdpa sdpa_full flex
+        --only original dense fused fused_three_passes fused_kept_whole sdpa sdpa_full flex
     bench 30 head benchmarks.head "${fast[@]}" --rounds 5 "${heads[@]}"
-    bench 40 attention-64k benchmarks.attention "${fast[@]}" --rounds 5 "${long[@]}" --only original blockwise fused sdpa
+    bench 40 attention-64k benchmarks.attention "${fast[@]}" --rounds 5 "${long[@]}" --only original fused sdpa
     ;;
 3)
     bench 110 step-large benchmarks.step "${fast[@]}" "${large[@]}" "${batches[@]}" "${few[@]}" --steps $steps

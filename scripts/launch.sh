@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # the caller sets the variables
-# Sourced by run_wt103.sh and scripts/run_*.sh: starts train.py, eval.py, generate.py and `txl estimate` with the settings of a data set.
+# Sourced by run_wt103.sh and scripts/run_*.sh: starts train.py, eval.py and generate.py with the settings of a data set.
 # The caller sets `name` (of the data set), `data` (flags that name its text) and `sizes`, whose settings are the presets
 # NAME-SIZE of txl/cli/presets.py; then it calls `txl_run "$@"`.
 
@@ -10,7 +10,7 @@ source "$root/scripts/environment.sh"
 usage() {
     cat >&2 <<USAGE
 usage: ${first_line:-}$script data                     [flags of data_utils.download]
-       $script train|eval|generate|estimate  $(tr ' ' '|' <<<"${sizes[*]}")  [flags of train.py|eval.py|generate.py]
+       $script train|eval|generate  $(tr ' ' '|' <<<"${sizes[*]}")  [flags of train.py|eval.py|generate.py]
 
 Flags at the end override these configurations. The text is read from ${data[1]#"$root/"}$text_is
 (another folder with --data); data downloads it there. The run is saved in runs/${name}_SIZE.
@@ -94,7 +94,7 @@ launch() {
         --max_restarts "${MAX_RESTARTS:-$max_restarts}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 "$@"
 }
 
-# txl_run data FLAG... | train|eval|generate|estimate SIZE FLAG...
+# txl_run data FLAG... | train|eval|generate SIZE FLAG...
 txl_run() {
     local what=${1:-} size=${2:-}
     case $what in
@@ -104,18 +104,15 @@ txl_run() {
         txl_python "$root" requirements.txt
         PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m data_utils.download "$name" --out "${data[1]}" "$@"
         ;;
-    train | eval | generate | estimate) ;;
+    train | eval | generate) ;;
+    estimate) refuse "estimate: is gone; the first lines of a training's log give its memory, and docs/scaling.md says what to set" ;;
     '') usage ;;
-    *) refuse "$what: no such command; give one of ${first_line:+demo, try, }data, train, eval, generate, estimate ($script --help)" ;;
+    *) refuse "$what: no such command; give one of ${first_line:+demo, try, }data, train, eval, generate ($script --help)" ;;
     esac
     [[ -n $size ]] || refuse "$what: of which size? give one of ${sizes[*]}"
     among "$size" "${sizes[@]}" || refuse "$what $size: no such size; give one of ${sizes[*]}"
     shift 2
     txl_python "$root" requirements.txt
-    if [ "$what" = estimate ]; then
-        export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-        exec "$python" -m txl estimate "${data[@]}" --preset "$name-$size" "$@"
-    fi
     local flags=(--work_dir "$root/runs/${name}_$size" --preset "$name-$size")
     if [ "$what" = train ]; then
         launch "$root/train.py" "${flags[@]}" "${data[@]}" "$@"

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from txl.cli.launch import MOVED, PROGRAMS, launch, refuse_moved
+from txl.cli.launch import GONE, PROGRAMS, launch, refuse_gone
 
 
 def main() -> None:
@@ -15,8 +15,8 @@ def main() -> None:
     if name in PROGRAMS:
         sys.argv[:2] = [f"txl {name}"]
         launch(name)
-    if name in MOVED:
-        refuse_moved(name)
+    if name in GONE:
+        refuse_gone(name)
     if name in ("-h", "--help"):
         show_programs()
         sys.exit(0)

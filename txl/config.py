@@ -49,11 +49,11 @@ _LARGEST = 2**63
 TextKind = Literal["wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text"]
 """Kinds of text that models of other programs were trained on."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
+AttnImpl = Literal["auto", "naive", "dense", "fused"]
 ATTN_IMPL_HELP = (
     "implementation of relative attention, all with the same result; auto: by the shape; naive: by"
-    " definition; dense: stores the probabilities; blockwise: memory linear in the length; fused: a"
-    " GPU kernel (Triton)"
+    " definition; dense: stores the probabilities for the backward pass; fused: a GPU kernel"
+    " (Triton)"
 )
 KEEP_MIB = 32
 """The default of --attn_keep_mib: so much stays in the second-level cache of an H100 or H200, which

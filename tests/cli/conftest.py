@@ -42,7 +42,6 @@ BEFORE = {
     "eval": ["--work_dir", "run", "--data", "text"],
     "eval --text": ["--work_dir", "run"],
     "generate": ["--work_dir", "run"],
-    "estimate": "--n_layer 2 --d_model 16 --n_head 2 --d_head 8 --d_inner 32".split(),
 }
 """Flags that stand before those of a line, with which the program would succeed."""
 
@@ -171,7 +170,7 @@ def one_look_at_git() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def entry_points() -> dict[str, ModuleType]:
-    names = "train train_many eval score report read generate convert estimate".split()
+    names = "train train_many eval score report read generate convert".split()
     modules = {name: importlib.import_module(f"txl.commands.{name}") for name in names}
     return {**modules, "try": importlib.import_module("txl.commands.try_text")}
 

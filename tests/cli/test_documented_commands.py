@@ -149,7 +149,7 @@ def after_the_demo(folder: Path, python: str) -> tuple[Path, Path]:
 def test_a_command_finds_the_environment_of_the_demo(tmp_path: Path) -> None:
     """Whatever `python` is; without that environment one line says what is missing."""
     clone, bare = after_the_demo(tmp_path, 'echo "started: $@"')
-    for words in ("generate.py --length 3", "-m lab.studies --help", "-m txl estimate --help"):
+    for words in ("generate.py --length 3", "-m lab.studies --help", "-m txl report --help"):
         command = [str(bare), *words.split()]
         started = subprocess.run(command, cwd=clone, capture_output=True, text=True)
         assert (started.returncode, started.stderr, started.stdout) == (
@@ -352,11 +352,7 @@ def test_a_script_starts_programs_with_flags_that_they_have(tmp_path: Path, line
     )
     assert len(calls) == len(programs)
     for program, call in zip(programs, calls, strict=True):
-        (at,) = (
-            i
-            for i, word in enumerate(call)
-            if word in (f"{ROOT}/{program}.py", "estimate", "report")
-        )
+        (at,) = (i for i, word in enumerate(call) if word in (f"{ROOT}/{program}.py", "report"))
         read(program, *call[at + 1 :])
         implied = ["--resume"] if ":" in environment.get("NNODES", "") else []
         assert call[len(call) - len(asked + implied) :] == asked + implied

@@ -22,7 +22,6 @@ from txl.evaluation.config import EVAL, SCORE, ReportConfig, ScoreConfig
 from txl.generation.config import GENERATE, GenerateConfig
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
-from txl.training.plan import ClusterConfig
 from txl.training.run import worlds_that_fit
 
 CLASSES = {
@@ -31,15 +30,13 @@ CLASSES = {
     "score": (*SCORE, DataConfig),
     "report": (ReportConfig, DataConfig),
     "generate": GENERATE,
-    "estimate": (ClusterConfig, TrainConfig, ModelConfig, Context, DataConfig),
 }
 PRESETS_OF: dict[str, Any] = {
     "train": "train",
-    "estimate": "train",
     "eval": "eval",
     "generate": "generate",
 }
-CONFIGS = (*CLASSES["train"], *EVAL, ScoreConfig, GenerateConfig, ClusterConfig)
+CONFIGS = (*CLASSES["train"], *EVAL, ScoreConfig, GenerateConfig)
 
 PUBLISHED = Path(__file__).with_name("published_flags.txt").read_text()
 
@@ -268,13 +265,13 @@ def test_a_typed_flag_wins_over_the_checkpoint_and_that_over_the_default(here: H
 # bounds
 
 BOUNDS = {
-    "above 0 and at most 1 and finite": "decay_rate mfu rope_part",
+    "above 0 and at most 1 and finite": "decay_rate rope_part",
     "above 0 and at most 1e+07 and finite": "minutes",
     "above 0 and at most 1e+09 and finite": "timeout_s",
     "above 0 and below 0.5 and finite": "held_out",
     "above 0 and below 1 and finite": "cache_lambda knn_lambda",
     "above 0 and finite": (
-        "max_hours target_perplexity target_throughput lr epsilon tflops gpu_gib within between dynamic_lr "
+        "max_hours target_perplexity target_throughput lr epsilon dynamic_lr "
         "dynamic_epsilon rope_base rope_factor rope_low rope_high rope_attention rope_short rope_long"
     ),
     "at least -1 and below 2^31": "clamp_len",
@@ -293,14 +290,13 @@ BOUNDS = {
         "layer_norm_epsilon span_loss weight_decay clip eta_min lr_min init_range init_std proj_init_std temperature"
     ),
     "at least 1 and at most 255": "lsh_round",
-    "at least 1 and at most 2^20": "gpus gpus_per_host",
     "at least 1 and at most 2^24": "vocab_size",
     "at least 1 and at most 4096": "n_layer",
     "at least 1 and at most 1024": "n_bucket",
     "at least 1 and at most 65536": "n_feature lookup_k n_memory_token n_sink",
     "at least 1 and below 2^31": (
         "n_head d_head d_model d_inner d_embed n_position max_distance tgt_len batch_size local_batch_size "
-        "batch_chunk memory_parts n_token max_span span_ramp n_kv_head rope_trained_len"
+        "batch_chunk memory_parts max_span span_ramp n_kv_head rope_trained_len"
     ),
     "at least 1 and below 2^63": (
         "div_val lsh_reach max_step log_interval save_interval keep_last max_nonfinite max_step_scheduler "
@@ -405,16 +401,3 @@ def test_help_wins_over_a_mistake_and_shows_defaults_and_how_to_turn_switches_of
     )
     assert "--tf32, --no_tf32 float32 products" in text
     assert "--mom float sgd: momentum [0.0]" in text
-
-
-def test_an_estimate_is_of_the_model_that_would_be_trained(call: Callable[..., Any]) -> None:
-    """With as many words as --max_size leaves, and not in shards that are refused."""
-    size = "estimate --dataset wt103 --n_layer 2 --d_model 64 --n_head 2 --d_head 32 --d_inner 64"
-    whole, fewer = (call(*f"{size} {flags}".split()).out for flags in ("", "--max_size 50000"))
-    n_whole, n_fewer = (int(said.split()[1].replace(",", "")) for said in (whole, fewer))
-    assert n_whole - n_fewer == (267_735 - 50_001) * (64 + 1)
-    assert "shards" in whole
-    said = call(*f"{size} --optim muon".split()).out
-    assert "--shard: --optim muon" in said
-    assert "shards" not in said.splitlines()[1]
-    assert "--n_token" in call(*f"{size} --dataset bpe --tokenizer none.json".split()).err

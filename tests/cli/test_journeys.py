@@ -209,7 +209,6 @@ JOURNEYS: dict[str, tuple[Callable[[], None], str]] = {
         """
         $ train --mem_len 2000000000 --max_step 1
         $ generate --device cpu --prompts my.txt --num_samples 2 --length 3 --mem_len 2000000000
-        $ estimate --n_token 99 --n_layer 1 --gpus 1048576
         """,
     ),
     "a file whose name is not UTF-8": (

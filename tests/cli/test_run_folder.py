@@ -282,6 +282,18 @@ def test_resume_goes_on_from_the_newest_whole_checkpoint_and_says_so(
     assert [r["step"] for r in records(NEW, "valid")] == [1, 2, 3, 4]
 
 
+def test_a_run_with_blockwise_attention_is_resumed_with_dense(here: Here) -> None:
+    here("train --max_step 2 --max_step_scheduler 4")
+    for path in Path("new").glob("step_*/config.json"):
+        record = json.loads(path.read_text())
+        record["train"]["attn_impl"] = "blockwise"
+        path.write_text(json.dumps(record))
+        sign(path.parent)
+    here("train --resume --max_step 4")
+    assert config_of(Path("new"))["train"]["attn_impl"] == "dense"
+    assert "'dense'" in here.refused("train --resume --max_step 4 --attn_impl blockwise")
+
+
 def test_resume_goes_on_from_the_step_it_names(here: Here, steps: list[Path]) -> None:
     before = [contents(folder)["model.safetensors"] for folder in steps[2:]]
     refused = here.refused("train --resume 7")

@@ -98,13 +98,14 @@ def test_hosts_that_come_and_go_resume_the_run(tmp_path: Path) -> None:
     assert "--resume" not in call
 
 
-def test_an_estimate_has_the_flags_of_the_training_and_data_go_to_where_they_are_read(
-    tmp_path: Path,
-) -> None:
-    _, _, (call,) = run(tmp_path, "estimate large --gpus 64")
-    assert call.startswith("-m txl estimate --data ")
-    assert "--preset wt103-large" in call
-    assert call.endswith("--gpus 64")
+def test_an_estimate_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    status, said, calls = run(tmp_path, "estimate large --gpus 64")
+    assert (status, calls) == (2, [])
+    assert "docs/scaling.md" in said
+    assert said.count("\n") == 1
+
+
+def test_data_go_to_where_they_are_read(tmp_path: Path) -> None:
     names = {
         "run_wt103.sh": ("wt103", "wikitext-103"),
         "scripts/run_lm1b.sh": ("lm1b", "one-billion-words"),
@@ -143,7 +144,7 @@ def test_words_are_passed_on_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for what in ("train", "eval", "generate", "estimate"):
+    for what in ("train", "eval", "generate"):
         assert asked(tmp_path, [what, "base", "--prompt", word])[-2:] == ["--prompt", word]
     assert asked(tmp_path, ["data", word], script="scripts/run_ptb.sh")[-1] == word
     hosts = HOSTS | {"RUN_ID": word, "MASTER_ADDR": word, "RDZV_CONF": word}

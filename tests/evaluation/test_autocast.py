@@ -51,7 +51,7 @@ def model_of(**sizes: object) -> TransformerXL:
 
 MODELS: list[dict[str, object]] = [
     *({"position": name} for name in sorted(POSITION_ENCODINGS)),
-    *({"impl": impl} for impl in ("naive", "dense", "blockwise")),
+    *({"impl": impl} for impl in ("naive", "dense")),
     {"cutoffs": (10,), "div_val": 2},
     {"cutoffs": (10, 30)},
     {"recurrence": "same"},

@@ -39,7 +39,7 @@ def stored(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "impl", "noisy"),
-    [("reversible", impl, False) for impl in ("naive", "dense", "blockwise")]
+    [("reversible", impl, False) for impl in ("naive", "dense")]
     + [
         (name, "auto", True)
         for name in ("reversible", "t5", "shaw", "floater", "performer_rotary", "lsh_none")

@@ -80,8 +80,8 @@ def test_keys_in_blocks_and_rows_in_another_order_keep_their_spans(
     hidden = read(model, token_BT, [4, 4, 4], context)[1]
     expected, after = read(model, token_BT, [1, 7, 4], context, hidden.rows(other_way))
     assert after.length < 24  # some spans have ended
-    monkeypatch.setattr(sys.modules["txl.ops.rel_attention"], "_LONG", 1)
-    monkeypatch.setattr(sys.modules["txl.ops.rel_attention.blockwise"], "_KEYS", 5)
+    monkeypatch.setattr(sys.modules["txl.ops.rel_attention"], "LONG", 1)
+    monkeypatch.setattr(sys.modules["txl.ops.rel_attention.dense"], "_QUERIES", 3)
     cached = read(Frozen(model), token_BT, [4, 4, 4], context)[1]
     for memory in (cached, projected(model, hidden)):
         found = read(Frozen(model), token_BT, [1, 7, 4], context, memory.rows(other_way))[0]

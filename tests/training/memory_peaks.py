@@ -1,4 +1,4 @@
-"""Prints, a line a configuration, what two training steps took at most, what was estimated and planned, in MiB.
+"""Prints, a line a configuration, what two training steps took at most, and what was estimated, in MiB.
 
 A program of its own, which forks for each configuration: what one has left in the process must not count for the next.
 `python -m tests.training.memory_peaks all` measures the twenty of memory_peaks.json anew, which were drawn at random;
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
 
 from txl import Context, ModelConfig, TransformerXL
 from txl.attention_rules import use_attention
@@ -22,7 +21,6 @@ from txl.runtime.resources import keep_freed_memory
 from txl.training.config import TrainConfig
 from txl.training.estimate import training_bytes
 from txl.training.init import init_weights
-from txl.training.plan import memory_plan
 from txl.training.step import TrainState
 
 SMALL = {"n_token": 2000, "n_layer": 4, "n_head": 4, "d_head": 32, "d_model": 128, "d_inner": 512}
@@ -39,7 +37,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int, int]] = {
         64,
     ),
     "dense": ({}, {"dropout": 0.1, "dropatt": 0.1}, 16, 128, 128),
-    "blockwise": ({}, {"attn_impl": "blockwise"}, 8, 256, 256),
     "recompute": ({"n_layer": 8}, {"recompute": True}, 16, 128, 128),
     "memory": ({"n_layer": 8}, {"optim": "sgd"}, 8, 64, 1024),
     "neural": ({"memory": "neural", "neural_layers": 2}, {"memory_parts": 8}, 8, 256, 0),
@@ -68,28 +65,10 @@ def resident(name: str) -> int:
     return int(found[1]) * 1024
 
 
-def planned(
+def prepared(
     shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int
-) -> int:
-    """The plan, without weights."""
-    with FakeTensorMode():
-        model = TransformerXL(
-            ModelConfig(**shape),
-            dropout=training.get("dropout", 0),
-            dropatt=training.get("dropatt", 0),
-        )
-        use_attention(model, training.get("attn_impl", "auto"))
-        config, context = (
-            TrainConfig(**training, batch_size=n_stream),
-            Context(tgt_len=tgt_len, mem_len=mem_len),
-        )
-        return sum(memory_plan(model, config, context, CPU, torch.float32, shard=False).values())
-
-
-def steps(
-    shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int
-) -> int:
-    """Train until the memory is full; the estimate, without the program itself."""
+) -> tuple[TransformerXL, TrainConfig, Context, int]:
+    """A model, its training, and the estimate without the program itself."""
     model = TransformerXL(
         ModelConfig(**shape), dropout=training.get("dropout", 0), dropatt=training.get("dropatt", 0)
     )
@@ -98,13 +77,21 @@ def steps(
     init_weights(model, config)
     use_attention(model, config.attn_impl)
     needed = training_bytes(model, config, context, CPU, torch.float32)
+    return model, config, context, sum(needed.values()) - needed["program"]
+
+
+def steps(
+    shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int
+) -> int:
+    """Train until the memory is full; the estimate, without the program itself."""
+    model, config, context, needed = prepared(shape, training, n_stream, tgt_len, mem_len)
     state = TrainState(model, config, context, CPU)
     model.train()
     for _ in range(2 + mem_len // tgt_len):
         # frequent words come first
         ids = (model.config.n_token ** torch.rand(n_stream, tgt_len + 1)).long() - 1
         state.step(ids[:, :-1], ids[:, 1:])
-    return sum(needed.values()) - needed["program"]
+    return needed
 
 
 def measure(name: str) -> None:
@@ -122,8 +109,7 @@ def measure(name: str) -> None:
     Path("/proc/self/clear_refs").write_text("5")
     needed = steps(SMALL | shape, training, *sizes)
     peak = resident("VmHWM") - before
-    plan = planned(SMALL | shape, training, *sizes)
-    print(name, peak >> 20, (needed >> 20) + LIBRARIES, (plan >> 20) + LIBRARIES, flush=True)
+    print(name, peak >> 20, (needed >> 20) + LIBRARIES, flush=True)
 
 
 def print_growth(keeps: bool) -> None:

@@ -88,14 +88,12 @@ def attention_path(
     if model.layers[0].memory.traits.weighs_keys:
         has_blocks = takes_factors(model.device, n_key=n_key, needs_grad=needs_grad)
         if has_blocks:
-            return "blockwise"
+            return "dense"
         return "plain"
     return resolved(
         attn.rule.impl,
         model.device,
         dtype,
         d_head=config.d_head,
-        n_key=n_key,
-        needs_grad=needs_grad,
         by_row=by_row,
     )

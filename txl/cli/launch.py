@@ -57,11 +57,6 @@ PROGRAMS = {
     "convert": Program(
         "txl.commands.convert", "checkpoints of other programs, in and out", "python -m txl.convert"
     ),
-    "estimate": Program(
-        "txl.commands.estimate",
-        "what a training takes on many GPUs, without running it",
-        "python -m txl estimate",
-    ),
     "download": Program(
         "txl.data_utils.download",
         "load a published data set, checked and resumed",
@@ -69,14 +64,17 @@ PROGRAMS = {
     ),
     "lm_eval": Program("txl.lm_eval", "lm-evaluation-harness on a model", "python -m txl.lm_eval"),
 }
-MOVED = {
-    "recl": "python -m lab.recl RUN RUN ...",
-    "study": "python -m lab.studies FILE",
-    "studies": "python -m lab.studies FILE",
-    "occurrences": "python -m lab.studies.occurrences FILE ...",
-    "fill": "python -m lab.studies.fill PAGE.md ...",
+_LAB = "moved to the laboratory, lab/ of a clone; type python -m lab."
+GONE = {
+    "recl": f"{_LAB}recl RUN RUN ...",
+    "study": f"{_LAB}studies FILE",
+    "studies": f"{_LAB}studies FILE",
+    "occurrences": f"{_LAB}studies.occurrences FILE ...",
+    "fill": f"{_LAB}studies.fill PAGE.md ...",
+    "estimate": "is gone; the first lines of a training's log give its memory, a short run its"
+    " tokens per second, and docs/scaling.md says what to set on many GPUs",
 }
-"""Programs of the laboratory, which only a clone has, by the names that they had here."""
+"""What is said of programs that are not here any more, by the names that they had."""
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 """How long waiting threads spin before they sleep. If they spin for ever, programs that share the
 cores slow each other down many times over; if not at all, the threads of one program wait for each
@@ -119,12 +117,9 @@ def prepare() -> None:
         os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
 
 
-def refuse_moved(name: str) -> NoReturn:
-    """Say where a program of `MOVED` is now, and exit with status 2."""
-    print(
-        f"txl {name}: moved to the laboratory, lab/ of a clone; type {MOVED[name]}",
-        file=sys.stderr,
-    )
+def refuse_gone(name: str) -> NoReturn:
+    """Say what there is in place of a program of `GONE`, and exit with status 2."""
+    print(f"txl {name}: {GONE[name]}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -1,5 +1,4 @@
-"""Presets: settings by name, which --preset gives to train.py, eval.py, generate.py and `txl
-estimate`.
+"""Presets: settings by name, which --preset gives to train.py, eval.py and generate.py.
 
 The one table of them: run_wt103.sh, scripts/run_*.sh and `txl try` read it too. Flags that are
 typed win over those of a preset.
@@ -11,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 Entry = Literal["train", "eval", "generate"]
-"""What a preset has flags for; `txl estimate` takes those of a training."""
+"""What a preset has flags for."""
 
 
 class Preset(NamedTuple):

@@ -167,6 +167,7 @@ def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
         saved = checkpoint.record["train"]
         _require_known_parts(saved)
+        saved = _with_current_values(saved)
         require_fields(saved, hints_of(TrainConfig))
         inherited = {}
         for name, value in saved.items():
@@ -176,6 +177,13 @@ def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         return inherited
     except (ValueError, KeyError) as error:
         raise damaged(checkpoint.folder / "config.json", error) from None
+
+
+def _with_current_values(saved: Any) -> Any:
+    """The settings with `dense` where attention was blockwise, which had the same result."""
+    if isinstance(saved, dict) and saved.get("attn_impl") == "blockwise":
+        return {**saved, "attn_impl": "dense"}
+    return saved
 
 
 def _require_known_parts(saved: Any) -> None:

@@ -1,4 +1,4 @@
-"""Relative attention with the biases u and v: one definition, four implementations."""
+"""Relative attention with the biases u and v: one definition, three implementations."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from txl.config import KEEP_MIB
 from txl.ops.numbers import is_autocast_on, product_dtype
-from txl.ops.rel_attention.blockwise import blockwise
-from txl.ops.rel_attention.dense import dense
+from txl.ops.rel_attention.dense import LONG, dense
 from txl.ops.rel_attention.naive import naive
 from txl.ops.rel_attention.tiles import LARGEST_FUSED_HEAD, Operands
 
@@ -26,12 +25,10 @@ def _fused(*operands: *Operands, **options: Any) -> Tensor:
 IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "naive": naive,
     "dense": dense,
-    "blockwise": blockwise,
     "fused": _fused,
 }
 
 _HAS_TRITON = find_spec("triton") is not None  # on import: torch.compile cannot trace the lookup
-_LONG = 8192  # keys; from here on auto takes blockwise without gradients: slower than dense, in less memory
 
 
 def rel_attention(
@@ -81,11 +78,10 @@ def rel_attention(
     if is_autocast:
         dtype = product_dtype(q_BNTH)
         q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(dtype) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
-    needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
-    shape = {"d_head": q_BNTH.shape[3], "n_key": k_BNSH.shape[2], "by_row": first_BT is not None}
+    shape = {"d_head": q_BNTH.shape[3], "by_row": first_BT is not None}
     if log_weight_BTS is not None:
-        impl = "blockwise"
-    impl = resolved(impl, q_BNTH.device, q_BNTH.dtype, **shape, needs_grad=needs_grad)
+        impl = "dense"
+    impl = resolved(impl, q_BNTH.device, q_BNTH.dtype, **shape)
     special: dict[str, Any] = {
         "dense": {"clamp_len": clamp_len},
         "fused": {"keep_mib": keep_mib},
@@ -118,10 +114,10 @@ def with_far_rows(r_RNH: Tensor, n_key: int) -> Tensor:
 
 
 def takes_factors(device: torch.device, *, n_key: int, needs_grad: bool) -> bool:
-    """True if `rel_attention` takes factors of its probabilities: without gradients, where blocks
-    are faster than logits that are stored.
+    """True if `rel_attention` takes factors of its probabilities: without gradients, where its
+    blocks are faster than the definition.
     """
-    return device.type == "cpu" and not needs_grad and n_key >= _LONG
+    return device.type == "cpu" and not needs_grad and n_key >= LONG
 
 
 def refusal(impl: str, device: torch.device, *, d_head: int) -> str | None:
@@ -129,11 +125,11 @@ def refusal(impl: str, device: torch.device, *, d_head: int) -> str | None:
     if impl != "fused":
         return None
     if device.type != "cuda":
-        return "needs a GPU; leave the flag out, or use dense or blockwise"
+        return "needs a GPU; leave the flag out, or use dense"
     if not _HAS_TRITON:
         return "needs Triton, which is not installed; pip install triton"
     if d_head > LARGEST_FUSED_HEAD:
-        return f"supports heads of up to {LARGEST_FUSED_HEAD}, not {d_head}; use dense or blockwise"
+        return f"supports heads of up to {LARGEST_FUSED_HEAD}, not {d_head}; use dense"
     return None
 
 
@@ -143,8 +139,6 @@ def resolved(
     dtype: torch.dtype,
     *,
     d_head: int,
-    n_key: int,
-    needs_grad: bool,
     by_row: bool = False,
 ) -> str:
     """The implementation of this name; "auto" resolves to one for these shapes.
@@ -153,15 +147,12 @@ def resolved(
 
     On a GPU in half precision: fused, which uses the tensor cores. In float32 it cannot, and has
     twice as many products in small tiles; preferring dense there is an estimate, not a measurement.
-    Without gradients and with many keys: blockwise, which saves memory and takes longer than dense.
     """
     if impl != "auto":
         return impl
     is_half = dtype in (torch.bfloat16, torch.float16)
     if is_half and not by_row and refusal("fused", device, d_head=d_head) is None:
         return "fused"
-    if not needs_grad and n_key >= _LONG:
-        return "blockwise"
     return "dense"
 
 

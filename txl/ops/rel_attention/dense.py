@@ -11,7 +11,8 @@ dropout):
 
 shift is a view of y r^T with a row stride one shorter (`tiles.skewed`), and dlogit written through
 the same view is shift^-1(dlogit): neither direction copies. Keys that no query of a block sees are
-left out of its products. One query a row, as in generation and where agents act, is not shifted and
+left out of its products. Without gradients one block is there at a time, so memory grows with
+T + S, not with T x S. One query a row, as in generation and where agents act, is not shifted and
 needs no blocks.
 """
 
@@ -37,6 +38,8 @@ from txl.ops.rel_attention.tiles import (
 
 _CACHE = 2**19  # scores per block; twice or half as many change the time by a few per cent
 _QUERIES = 128
+LONG = 8192
+"""Keys. From here on a GPU has blocks of queries too, if there are no gradients."""
 
 
 class _Block(NamedTuple):
@@ -108,13 +111,16 @@ class _Block(NamedTuple):
         sum_NBSH[:, :, self.keys.stop :] = 0
 
 
-def _query_blocks(T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[tuple[slice, slice]]:
-    """The queries of each block, and the keys that any of them sees; on a GPU one block. A few keys
-    that none of them sees are not left out: products over all keys write the gradients where they
-    belong, without a copy.
+def _query_blocks(T: int, S: int, window: int, *, split: bool) -> Iterator[tuple[slice, slice]]:
+    """The queries of each block, and the keys that any of them sees; not `split`: one block. A few
+    keys that none of them sees are not left out: products over all keys write the gradients where
+    they belong, without a copy.
     """
-    for t in range(0, T, _QUERIES if on_cpu else T):
-        queries = slice(t, min(T, t + _QUERIES) if on_cpu else T)
+    n_query = T
+    if split:
+        n_query = _QUERIES
+    for t in range(0, T, n_query):
+        queries = slice(t, min(T, t + n_query))
         if window > 0:
             first = S - T + t - window + 1
         else:
@@ -122,11 +128,11 @@ def _query_blocks(T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[tupl
         yield queries, slice(first if first > S // 16 else 0, S - T + queries.stop)
 
 
-def _n_score(B: int, N: int, T: int, S: int, window: int, *, on_cpu: bool) -> int:
+def _n_score(B: int, N: int, T: int, S: int, window: int, *, split: bool) -> int:
     """Scores of all blocks, independent of how heads and rows are grouped: a compiled graph that
     depended on the grouping would be recompiled for each memory length.
     """
-    pairs = _query_blocks(T, S, window, on_cpu=on_cpu)
+    pairs = _query_blocks(T, S, window, split=split)
     return (
         B
         * N
@@ -134,13 +140,11 @@ def _n_score(B: int, N: int, T: int, S: int, window: int, *, on_cpu: bool) -> in
     )
 
 
-def _blocks(N: int, B: int, T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[_Block]:
-    """On a GPU one block; on a CPU blocks that fit the cache, with at least one
-    product per thread.
-    """
-    for queries, keys in _query_blocks(T, S, window, on_cpu=on_cpu):
+def _blocks(N: int, B: int, T: int, S: int, window: int, *, split: bool) -> Iterator[_Block]:
+    """One block, or blocks that fit the cache of a CPU, with at least one product per thread."""
+    for queries, keys in _query_blocks(T, S, window, split=split):
         n_product = N * B
-        if on_cpu:
+        if split:
             score = (queries.stop - queries.start) * (keys.stop - keys.start)
             n_product = max(torch.get_num_threads(), _CACHE // score)
         n_head = max(1, -(-n_product // B))
@@ -152,9 +156,12 @@ def _blocks(N: int, B: int, T: int, S: int, window: int, *, on_cpu: bool) -> Ite
                 )
 
 
-def _blocks_of(q_BNTH: Tensor, k_BNSH: Tensor, window: int) -> list[_Block]:
+def _blocks_of(q_BNTH: Tensor, k_BNSH: Tensor, window: int, *, keep: bool) -> list[_Block]:
+    """Those of a forward pass that does or does not `keep` its probabilities."""
     B, N, T, _ = q_BNTH.shape
-    return list(_blocks(N, B, T, k_BNSH.shape[2], window, on_cpu=q_BNTH.device.type == "cpu"))
+    S = k_BNSH.shape[2]
+    split = q_BNTH.device.type == "cpu" or (not keep and S >= LONG)
+    return list(_blocks(N, B, T, S, window, split=split))
 
 
 def _transposed(x_ZSH: Tensor) -> Tensor:
@@ -172,6 +179,7 @@ def _probabilities(
     x: Heads,
     window: int,
     first_BT: Tensor | None,
+    log_weight_BTS: Tensor | None,
     place: Tensor,
     out: Tensor,
     n_distinct: int,
@@ -195,6 +203,9 @@ def _probabilities(
     if first_BT is not None:
         first_BT1 = first_BT[block.rows, block.queries, None] - block.keys.start
         hide_before(logit_ZTS.view(-1, block.n_row, T, S), first_BT1)
+    if log_weight_BTS is not None:
+        weight_BTS = log_weight_BTS[block.rows, block.queries, block.keys]
+        logit_ZTS.view(-1, block.n_row, T, S).add_(weight_BTS)
     return torch.softmax(logit_ZTS, -1, out=logit_ZTS)
 
 
@@ -212,6 +223,7 @@ def forward(
     clamp_len: int,
     first_BT: Tensor | None,
     seed: Tensor | None,
+    log_weight_BTS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output (B, N, T, H), stored as (B, T, N, H); with `keep` also what `backward` needs: the
     probabilities of all blocks in a row, and dropout's mask (empty without dropout), drawn from the
@@ -224,7 +236,7 @@ def forward(
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     B, N, T, H = q_BNTH.shape
     out_BTNH = q_BNTH.new_empty(B, T, N, H)
-    blocks = _blocks_of(q_BNTH, k_BNSH, window)
+    blocks = _blocks_of(q_BNTH, k_BNSH, window, keep=keep)
     largest = max(block.n_score for block in blocks)
     place = q_BNTH.new_empty(largest)
     prob = q_BNTH.new_empty(sum(block.n_score for block in blocks) if keep else largest)
@@ -236,7 +248,9 @@ def forward(
     first = 0
     for block in blocks:
         last = first + block.n_score
-        prob_ZTS = _probabilities(block, x, window, first_BT, place, prob[first:last], n_distinct)
+        prob_ZTS = _probabilities(
+            block, x, window, first_BT, log_weight_BTS, place, prob[first:last], n_distinct
+        )
         if dropout > 0:
             kept_ZTS = draw_kept(
                 dropout, out=kept[first:last].view(prob_ZTS.shape), generator=generator
@@ -281,7 +295,7 @@ def backward(
     grads = Gradients(*(part.new_empty(part.shape) for part in x))._replace(
         r_NSH=x.r_NSH.new_zeros(x.r_NSH.shape)
     )
-    blocks = _blocks_of(q_BNTH, k_BNSH, window)
+    blocks = _blocks_of(q_BNTH, k_BNSH, window, keep=True)
     dprob = q_BNTH.new_empty(max(block.n_score for block in blocks))
     dplace = q_BNTH.new_empty(
         max(block.n_product * block.n_query * (block.n_key + 1) for block in blocks)
@@ -343,9 +357,9 @@ def _gradients(
 
 def _fake_forward(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, *_):  # type: ignore[no-untyped-def]
     B, N, T, H = q_BNTH.shape
-    on_cpu = q_BNTH.device.type == "cpu"
+    split = q_BNTH.device.type == "cpu"
     if keep:
-        n_prob = _n_score(B, N, T, k_BNSH.shape[2], window, on_cpu=on_cpu)
+        n_prob = _n_score(B, N, T, k_BNSH.shape[2], window, split=split)
     else:
         n_prob = 0
     kept = q_BNTH.new_empty(n_prob if dropout > 0 else 0, dtype=torch.bool)
@@ -370,10 +384,11 @@ def dense(
     dropout: float = 0.0,
     clamp_len: int = -1,
     first_BT: Tensor | None = None,
+    log_weight_BTS: Tensor | None = None,
 ) -> Tensor:
     """See `txl.ops.rel_attention.rel_attention`.
 
-    Keeps B x N x T x S probabilities for the backward pass.
+    Keeps B x N x T x S probabilities for the backward pass, which knows no factors.
     """
     dropout = as_drawn(dropout)
     if needs_grad(*operands):
@@ -384,11 +399,12 @@ def dense(
         else:
             seed = None
         return operator(*operands, scale, window, dropout, True, clamp_len, first_BT, seed)
-    if operands[0].shape[2] == 1 and dropout == 0:
+    if operands[0].shape[2] == 1 and dropout == 0 and log_weight_BTS is None:
         return one_query(
             *operands, scale=scale, window=window, clamp_len=clamp_len, first_B1=first_BT
         )
-    return forward(*operands, scale, window, dropout, False, clamp_len, first_BT, None)[0]
+    options = (scale, window, dropout, False, clamp_len, first_BT, None, log_weight_BTS)
+    return forward(*operands, *options)[0]
 
 
 def one_query(
