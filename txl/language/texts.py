@@ -18,6 +18,9 @@ _LOG = logging.getLogger(__name__)
 HELD_OUT_BEFORE = "document"
 """How text was held out before --held_out_by, which older records do not have."""
 
+UINT16 = ("auto", "uint16")
+"""Values of --ids_dtype, which records of version 0.3 and before have, of files that are read."""
+
 
 def data_settings(
     record: Mapping[str, Any], folder: Path, asked: Collection[str]
@@ -32,13 +35,17 @@ def data_settings(
     """
     try:
         before: dict[str, Any] = {"held_out_by": HELD_OUT_BEFORE}
-        saved: dict[str, Any] = before | {
-            **require_fields(record["data"], DataConfig),
-            "cache_dir": None,
-        }
+        own = dict(record["data"])
+        ids_dtype = own.pop("ids_dtype", "auto")
+        saved: dict[str, Any] = before | {**require_fields(own, DataConfig), "cache_dir": None}
         config = DataConfig(**saved)
     except (KeyError, ValueError) as error:
         raise damaged(folder / "config.json", error) from None
+    require(
+        "data" in asked or ids_dtype in UINT16,
+        f"{config.data}: the training read its .bin files as {ids_dtype}; write them with numpy.save"
+        " as .npy, and name their folder with --data",
+    )
     if "data" not in asked:
         require_typed(config.data, folder / "config.json")
     there = (
