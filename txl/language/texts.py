@@ -11,7 +11,7 @@ from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.files import home_of
 from txl.data_utils.tokenizer import Tokenizer
-from txl.data_utils.transfer import is_remote, names_in, remember_typed, require_typed
+from txl.data_utils.transfer import is_remote, names_in, require_typed
 from txl.runtime.records import require_fields
 
 _LOG = logging.getLogger(__name__)
@@ -27,8 +27,7 @@ def data_settings(
 ) -> dict[str, Any]:
     """The fields of `DataConfig` that a record says a model was trained with, without the cache
     folder. Raises `UsageError` if the record does not hold them, or, unless `data` is `asked` for,
-    if the folder of the text is gone, or the text is at an address that this user has never typed;
-    from one that was typed it is copied again.
+    if the folder of the text is gone, or the text is at an address and no copy of it is here.
 
     Args:
         folder: of the checkpoint.
@@ -65,7 +64,6 @@ def resolved_data(
     """The settings of the training, over which those that are `asked` for win. Raises `UsageError`
     as `data_settings`, or if they limit the vocabulary or name another tokenizer.
     """
-    remember_typed(asked.get("data"))
     max_size = asked.get("max_size")
     require(
         (max_size or n_word) >= n_word - 2,  # <eos> and <unk> do not count
