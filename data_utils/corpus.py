@@ -14,6 +14,7 @@ import numpy as np
 from txl.files import content_of
 
 from .datasets import DATA_SETS, DataConfig
+from .documents import whole
 from .files import CACHE, home_of
 from .raw_text import DataError, one_at_a_time
 from .store import Checks, Store, Writer, draft_folder, keep, name_of, open_record, open_store
@@ -123,12 +124,7 @@ class Corpus:
 
     def documents(self, name: str) -> Iterator[bytes]:
         """The documents of a split, in order, from its files."""
-        held: list[bytes] = []
-        for tagged in self._pieces([name]):
-            held.append(tagged.piece.content)
-            if tagged.piece.ends:
-                yield b"".join(held)
-                held = []
+        return whole(tagged.piece for tagged in self._pieces([name]))
 
     def file_starts(self, name: str) -> list[int]:
         """Indices into the ids of a split where its files begin, where the tokenizer tells them

@@ -61,24 +61,6 @@ class DataConfig(Checked):
         minimum=1,
         maximum=2**24,
     )
-    ids_dtype: Literal[
-        "auto",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "int32",
-        "int64",
-        "uint16_be",
-        "int32_be",
-        "int64_be",
-    ] = option(
-        "auto",
-        "type of the ids in .bin files (be: big-endian); auto: what an .idx beside the file or a "
-        "header of llm.c says, "
-        "else uint16",
-        when=("dataset", "ids"),
-    )
     tokenizer: str | None = option(
         None,
         "a tokenizer.json to use; not given: a byte-level BPE is trained (pretrained: it must be "

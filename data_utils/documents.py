@@ -49,6 +49,16 @@ def pieces_in(
     return _pieces(_RULES[rule](lines), adds_line_end=adds_line_end)
 
 
+def whole(pieces: Iterable[Piece]) -> Iterator[bytes]:
+    """The documents that pieces make up."""
+    held: list[bytes] = []
+    for piece in pieces:
+        held.append(piece.content)
+        if piece.ends:
+            yield b"".join(held)
+            held = []
+
+
 def _lines_in(row: bytes) -> list[bytes]:
     return row.splitlines(keepends=True)
 
@@ -210,15 +220,7 @@ def documents_of(text: str, rule: str) -> tuple[list[str], str]:
     lines = text.encode("utf-8", "surrogatepass").splitlines(keepends=True)
     if rule == "auto":
         rule = _signs_of_lines(lines) or "row"
-    documents: list[bytes] = []
-    held: list[bytes] = []
-    for begins, line in _RULES[rule](iter(lines)):
-        if begins and held:
-            documents.append(b"".join(held))
-            held = []
-        held.append(line)
-    if held:
-        documents.append(b"".join(held))
+    documents = whole(_pieces(_RULES[rule](lines), adds_line_end=False))
     return [document.decode("utf-8", "surrogatepass") for document in documents], rule
 
 

@@ -1,9 +1,7 @@
-"""Ids that somebody else made: files of integers, what they tell of themselves, and the documents
-among them."""
+"""Ids that somebody else made: files of integers, and the documents among them."""
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -63,75 +61,27 @@ class Integers(RunningTokenizer):
         return lambda token: f" {token}"
 
 
-TYPES = {
-    "uint8": "u1",
-    "uint16": "<u2",
-    "uint32": "<u4",
-    "uint64": "<u8",
-    "int32": "<i4",
-    "int64": "<i8",
-    "uint16_be": ">u2",
-    "int32_be": ">i4",
-    "int64_be": ">i8",
-}
-"""The types that --ids_dtype names; be: big-endian."""
-PLAIN = "uint16"
-"""What a .bin file holds of which nothing says what it holds: nanoGPT's has no header."""
-_MEGATRON = b"MMIDIDX\0\0"
-_FAIRSEQ = b"TNTIDX\0\0"
-_NUMBERED_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}
-"""Megatron's and fairseq's numbers of integer types."""
-_LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}
-"""The magic number and version at the beginning of llm.c's files, of GPT-2's ids and of Llama
-3's."""
-_LLM_C_HEADER = 1024
+_HEADS_OF_LLM_C = (20240520, 20240801)
+"""What llm.c's files of ids begin with, of GPT-2's and of Llama 3's."""
+_BLOCK = 1 << 22
+_FEWEST = 16
+"""Fewer ids tell nothing of their type."""
 
 
-class Ids(NamedTuple):
-    """The integers of a file, read-only.
-
-    Attributes:
-        starts: indices where documents begin; None: the file does not say.
-        is_plain: nothing says of which type the integers are.
-    """
-
-    ids: np.ndarray
-    starts: np.ndarray | None = None
-    is_plain: bool = False
-
-
-class _Index(NamedTuple):
-    dtype: np.dtype
-    starts: np.ndarray
-    n_token: int
-
-
-def open_ids(path: Path, dtype: str) -> Ids:
-    """The integers of a file. Raises `DataError` if it is missing, damaged, empty, or holds
-    something else.
-
-    Args:
-        dtype: a key of `TYPES`, of a .bin file that does not say it itself; auto: `PLAIN`.
-    """
+def open_ids(path: Path) -> np.ndarray:
+    """The integers of a file, (N,), read-only. Raises `DataError` if it is missing, damaged, empty,
+    or holds something else."""
     with reading(path):
         if not path.is_file():
             raise DataError(
                 f"{path}: no such file; --dataset ids needs a file of each split, .npy or .bin"
             )
         if path.suffix == ".bin":
-            return _bin(path, dtype)
+            return _bin(path)
         return _npy(path)
 
 
-def index_of(path: Path) -> Path | None:
-    """The index of Megatron-LM or fairseq of a .bin file; None where there is none."""
-    index = path.with_suffix(".idx")
-    if path.suffix != ".bin" or not index.is_file():
-        return None
-    return index
-
-
-def _npy(path: Path) -> Ids:
+def _npy(path: Path) -> np.ndarray:
     try:
         with np.errstate(over="ignore"):  # of sizes that a header claims
             ids = np.lib.format.open_memmap(path, mode="r")
@@ -151,121 +101,52 @@ def _npy(path: Path) -> Ids:
         raise DataError(
             f"{path}: holds {ids.dtype} of shape {ids.shape}; it needs integers of shape (n,)"
         )
-    return Ids(ids)
+    return ids
 
 
-def _bin(path: Path, dtype: str) -> Ids:
-    size = path.stat().st_size
-    index = index_of(path)
-    if index is not None:
-        held = _index(index)
-        _require_size(path, size, held.n_token, held.dtype, index.name)
-        return Ids(np.memmap(path, dtype=held.dtype, mode="r"), held.starts)
+def _bin(path: Path) -> np.ndarray:
+    """The ids of a file as nanoGPT writes it: uint16, without a header."""
     with path.open("rb") as file:
-        head = file.read(_LLM_C_HEADER)
+        head = file.read(8)
+    size = path.stat().st_size
     if head.startswith(b"\x93NUMPY"):
         raise DataError(f"{path}: holds an array of numpy; name it {path.stem}.npy")
-    if len(head) == _LLM_C_HEADER:
-        magic, version, n_token = np.frombuffer(head, "<i4", 3).tolist()
-        if kind := _LLM_C.get((magic, version)):
-            _require_size(path, size - _LLM_C_HEADER, n_token, np.dtype(kind), "its header")
-            return Ids(np.memmap(path, dtype=kind, mode="r", offset=_LLM_C_HEADER))
-    if dtype == "auto":
-        kind = np.dtype(TYPES[PLAIN])
-    else:
-        kind = np.dtype(TYPES[dtype])
-    if not size or size % kind.itemsize:
-        advice = "write it again, or name another type with --ids_dtype"
-        raise DataError(
-            f"{path}: has {size} bytes, which are no ids of {kind.itemsize} bytes; {advice}"
-        )
-    return Ids(np.memmap(path, dtype=kind, mode="r"), is_plain=dtype == "auto")
+    if path.with_suffix(".idx").is_file():
+        raise _not_read(path, "is a file of Megatron-LM or fairseq, as the .idx beside it says")
+    if int.from_bytes(head[:4], "little") in _HEADS_OF_LLM_C:
+        raise _not_read(path, "begins with a header of llm.c")
+    if not size or size % 2:
+        raise _not_read(path, f"has {size} bytes, which are no ids of 2 bytes")
+    ids = np.memmap(path, dtype="<u2", mode="r")
+    first = ids[:_BLOCK]
+    if len(first) >= _FEWEST and first[::2].any() and not first[1::2].any():
+        raise _not_read(path, "every second id is 0, as in ids of 4 or 8 bytes")
+    return ids
 
 
-def _require_size(path: Path, size: int, n_token: int, dtype: np.dtype, who: str) -> None:
-    """Raise `DataError` unless the ids of a file fill it."""
-    if n_token < 1 or size != n_token * dtype.itemsize:
-        what = f"has {size} bytes, not the {n_token} ids of {dtype} that {who} names"
-        raise DataError(f"{path}: {what}; write it again")
+def _not_read(path: Path, what: str) -> DataError:
+    read = "a .bin file holds uint16 and nothing else, as nanoGPT writes it"
+    convert = f"write other ids with numpy.save as {path.stem}.npy"
+    return DataError(f"{path}: {what}; {read}; {convert}")
 
 
-def _index(path: Path) -> _Index:
-    """What an .idx file says: of Megatron-LM (version 1), or of fairseq (mmap), where each sequence
-    is a document.
-
-    Both begin with a magic number, a version, the number of the type and that of sequences, S; then
-    come, of Megatron-LM, the number of documents, D; of both, S lengths and S places; of
-    Megatron-LM, D sequences."""
-    with reading(path):
-        content = path.read_bytes()
-    if content.startswith(_FAIRSEQ):
-        advice = "binarise with --dataset-impl mmap"
-        raise DataError(f"{path}: an index of fairseq's older kind, which is not read; {advice}")
-    kind = None
-    if len(content) > 17:
-        kind = _NUMBERED_TYPES.get(content[17])
-    numbers = np.frombuffer(content[18:34].ljust(16, b"\0"), dtype="<u8").tolist()
-    n_sequence, n_document = numbers
-    is_fairseq = len(content) == 26 + 12 * n_sequence
-    is_megatron = len(content) == 34 + 12 * n_sequence + 8 * n_document
-    if content[:9] != _MEGATRON or kind is None or not (is_fairseq or is_megatron):
-        what = "no index of Megatron-LM or fairseq of integers, or a cut one"
-        raise DataError(f"{path}: {what}; write it again")
-    begin = 26
-    if is_megatron:
-        begin = 34
-    ends_S = np.cumsum(np.frombuffer(content, "<i4", n_sequence, offset=begin).astype(np.int64))
-    begins_S = np.append(0, ends_S)
-    first_D = np.arange(n_sequence)
-    if is_megatron:
-        first_D = np.frombuffer(content, "<i8", n_document, offset=begin + 12 * n_sequence)
-    if (first_D < 0).any() or (first_D > n_sequence).any():
-        raise DataError(f"{path}: names documents that are not there; write it again")
-    n_token = int(begins_S[-1])
-    starts = np.unique(begins_S[first_D])
-    return _Index(np.dtype(kind), starts[starts < n_token], n_token)
-
-
-_BLOCK = 1 << 22
-_FEWEST = 16
-"""Fewer numbers tell nothing of their type."""
-_HIGH = 16
-_LOW = 4096
-
-"""Numbers whose upper halves lie below the one and some lower half above the other are of 32
-bits."""
-_FAR_ABOVE = 4
-
-
-class Signs(NamedTuple):
+class Extremes(NamedTuple):
     """What was found in ids.
 
     Attributes:
         least, largest, n_distinct: of the ids; those that no vocabulary has do not count as
             distinct.
         first_negative: the index of the first id below 0; -1: there is none.
-        type: the name of a type that ids which are read as uint16 seem to be of; empty: they are
-            what they seem.
     """
 
     least: int
     largest: int
     n_distinct: int
     first_negative: int
-    type: str
-
-    @property
-    def is_sparse(self) -> bool:
-        """The largest id lies far above the number of distinct ids."""
-        return self.largest + 1 >= _FAR_ABOVE * self.n_distinct
 
 
-def signs_of(ids: np.ndarray, *, is_plain: bool) -> Signs:
-    """Read all ids, a block at a time.
-
-    Args:
-        is_plain: nothing says of which type they are.
-    """
+def extremes_of(ids: np.ndarray) -> Extremes:
+    """Read all ids, a block at a time."""
     seen = np.zeros(LARGEST + 1, dtype=bool)
     least = int(ids[0])
     largest = least
@@ -281,70 +162,15 @@ def signs_of(ids: np.ndarray, *, is_plain: bool) -> Signs:
         if low < 0 or high > LARGEST:
             block = block[(block >= 0) & (block <= LARGEST)]
         seen[block] = True
-    type_ = ""
-    if is_plain and len(ids) >= _FEWEST:
-        type_ = _wider_type(ids)
-    return Signs(least, largest, int(seen.sum()), first_negative, type_)
+    return Extremes(least, largest, int(seen.sum()), first_negative)
 
 
-def _wider_type(ids: np.ndarray) -> str:
-    """The type that ids which are read as uint16 seem to be of; empty if none."""
-    is_float32 = len(ids) % 2 == 0
-    is_float64 = len(ids) % 4 == 0
-    is_swapped = True
-    most_4 = np.zeros(4, dtype=np.int64)
-    most_swapped_4 = np.zeros(4, dtype=np.int64)
-    for begin in range(0, len(ids), _BLOCK):
-        block = np.asarray(ids[begin : begin + _BLOCK])
-        is_float32 = is_float32 and _are_whole(block.view("<f4"))
-        is_float64 = is_float64 and _are_whole(block.view("<f8"))
-        is_swapped = is_swapped and not (block & 0xFF).any()
-        for i in range(4):
-            most_4[i] = max(most_4[i], block[i::4].max(initial=0))
-            most_swapped_4[i] = max(most_swapped_4[i], block[i::4].byteswap().max(initial=0))
-    if not most_4.any():
-        return ""
-    if is_float32:
-        return "float32"
-    if is_float64:
-        return "float64"
-    wider = _of_halves(most_4, "") or _of_halves(most_swapped_4[::-1], "_be")
-    if not wider and is_swapped:
-        return "uint16_be"
-    return wider
-
-
-def _of_halves(most_4: np.ndarray, suffix: str) -> str:
-    """The type of numbers of which these are the largest parts of 16 bits, the lowest part
-    first."""
-    is_small = most_4 < _HIGH
-    if not most_4[2:].any() and is_small[1]:
-        return f"int64{suffix}"
-    if not most_4[1::2].any() or (is_small[1::2].all() and (most_4[0::2] > _LOW).any()):
-        return f"int32{suffix}"
-    if not most_4[3]:
-        return f"int64{suffix}"
-    return ""
-
-
-def _are_whole(numbers: np.ndarray) -> bool:
-    """True for whole numbers that may be ids."""
-    with np.errstate(invalid="ignore"):
-        return bool(((numbers >= 0) & (numbers <= LARGEST) & (numbers == np.floor(numbers))).all())
-
-
-_LOG = logging.getLogger(__name__)
 _NAMES = {"valid": ("valid", "val")}
-_SPARSE = (
-    "%s: its largest id is %d, but only %d are distinct: a short text in a large vocabulary, or "
-    "ids that are not %s; "
-    "their type can be named with --ids_dtype"
-)
 
 
 class Streams(Texts):
     """A folder of train, valid (or val) and test, each .npy or .bin. Beside valid.npy,
-    valid.documents.npy holds where documents begin; an .idx beside a .bin says so too."""
+    valid.documents.npy holds where documents begin."""
 
     rule = "row"
 
@@ -367,60 +193,51 @@ class Streams(Texts):
         """Raises `DataError` if ids are outside the vocabulary."""
         (path,) = self.files(split)
         ids = self._open(split)
-        signs = self._signs(split)
-        if signs.first_negative >= 0:
+        extremes = self._extremes(split)
+        if extremes.first_negative >= 0:
             what = (
-                f"holds the id {signs.least}, first at index {signs.first_negative}; ids count "
+                f"holds the id {extremes.least}, first at index {extremes.first_negative}; ids count "
                 "from 0"
             )
             raise DataError(f"{path}: {what}: take out what marks padding or no target")
-        if signs.largest >= n_token:
+        if extremes.largest >= n_token:
             held = (
-                f"holds ids from {signs.least} to {signs.largest}, outside the vocabulary of "
+                f"holds ids from {extremes.least} to {extremes.largest}, outside the vocabulary of "
                 f"{n_token}"
             )
             raise DataError(f"{path}: {held}; give a larger --vocab_size, or other ids")
-        if ids.is_plain and signs.is_sparse:
-            _LOG.warning(_SPARSE, path, signs.largest, signs.n_distinct, PLAIN)
         nothing = np.zeros(0, dtype=np.uint64)
         counts = {"n_unknown": 0, "n_eos": 0, "n_document": 0}
-        return Store(ids.ids, ids.starts, [0], nothing, nothing, counts)
+        return Store(ids, None, [0], nothing, nothing, counts)
 
     def fingerprint(self, split: str) -> str:
-        """Hex digest of the ids of a split, and of what says what they are and where documents
-        begin, if anything."""
+        """Hex digest of the ids of a split, and of where documents begin, if anything says so."""
         (path,) = self.files(split)
-        digests = [self.checks.digest(path)]
-        for beside in (index_of(path), _documents_of(path)):
-            if beside is not None and beside.is_file():
-                digests.append(self.checks.digest(beside))
-        is_wide = self._open(split).ids.dtype != np.dtype(TYPES[PLAIN])
-        if is_wide and path.suffix == ".bin" and index_of(path) is None:
-            digests.append(self.config.ids_dtype)
-        if len(digests) == 1:
-            return digests[0]
-        return hashlib.sha256("".join(digests).encode()).hexdigest()
+        digest = self.checks.digest(path)
+        beside = _documents_of(path)
+        if not beside.is_file():
+            return digest
+        both = digest + self.checks.digest(beside)
+        return hashlib.sha256(both.encode()).hexdigest()
 
     def describe(self, n_document: Mapping[str, int]) -> None:
         described = []
         for split in filter(self.is_there, SPLITS):
             with suppress(DataError):  # a damaged split is refused once it is read
-                ids = self._open(split).ids
-                signs = self._signs(split)
-                counts = f"{len(ids):,} ids of {ids.dtype.name}, {signs.n_distinct:,} distinct"
+                ids = self._open(split)
+                extremes = self._extremes(split)
+                counts = f"{len(ids):,} ids of {ids.dtype.name}, {extremes.n_distinct:,} distinct"
                 name = self.files(split)[0].name
-                described.append(f"{name}: {counts}, the largest {signs.largest:,}")
+                described.append(f"{name}: {counts}, the largest {extremes.largest:,}")
         self.note = "; ".join(described)
 
     def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
-        if store.starts is not None:
-            return store.starts
         (path,) = self.files(split)
         beside = _documents_of(path)
         if not beside.is_file():
             needs = "documents of --dataset ids need the index where each begins there"
             raise DataError(f"{beside}: no such file; {needs}")
-        starts = open_ids(beside, "auto").ids.astype(np.int64)
+        starts = open_ids(beside).astype(np.int64)
         if (np.diff(starts) <= 0).any() or starts[0] < 0 or starts[-1] >= len(store.ids):
             n_id = f"{len(store.ids)}, the number of ids in {path.name}"
             what = f"holds no ascending indices below {n_id}"
@@ -433,7 +250,7 @@ class Streams(Texts):
             return Integers(self.config.vocab_size)
         largest = 0
         for split in filter(self.is_there, SPLITS):
-            number = self._signs(split).largest
+            number = self._extremes(split).largest
             if number >= LARGEST:
                 shown = str(number)
                 if number in (2**32 - 1, 2**64 - 1):
@@ -443,37 +260,15 @@ class Streams(Texts):
             largest = max(largest, number)
         return Integers(1 + largest)
 
-    def _open(self, split: str) -> Ids:
-        return open_ids(self.files(split)[0], self.config.ids_dtype)
+    def _open(self, split: str) -> np.ndarray:
+        return open_ids(self.files(split)[0])
 
-    def _signs(self, split: str) -> Signs:
-        """What the ids of a split tell of themselves. Raises `DataError` if they are of another
-        type than they are read as."""
+    def _extremes(self, split: str) -> Extremes:
         (path,) = self.files(split)
-        index = index_of(path)
-        digest = ""
-        if index is not None:
-            digest = self.checks.digest(index)
-        what = f"signs {self.config.ids_dtype} {digest}"
-        measured = self.checks.result(path, what, lambda: _measured(self._open(split)))
-        signs = Signs(*json.loads(measured))
-        if signs.type:
-            raise DataError(f"{path}: {_seem(signs.type)}")
-        return signs
-
-
-def _measured(ids: Ids) -> str:
-    return json.dumps(signs_of(ids.ids, is_plain=ids.is_plain))
-
-
-def _seem(name: str) -> str:
-    """What is said of ids that seem to be of another type."""
-    if name not in TYPES:
-        return f"its numbers are {name}; write integers: ids.astype(numpy.{PLAIN}).tofile(...)"
-    what = f"its numbers are {name}, read as {PLAIN} every second or fourth is 0 or small"
-    if name == "uint16_be":
-        what = f"its numbers are {name} (big-endian), read as {PLAIN} all are multiples of 256"
-    return f"{what}; give --ids_dtype {name}, or, if they are what they seem, --ids_dtype {PLAIN}"
+        measured = self.checks.result(
+            path, "extremes of ids", lambda: json.dumps(extremes_of(self._open(split)))
+        )
+        return Extremes(*json.loads(measured))
 
 
 def _documents_of(path: Path) -> Path:

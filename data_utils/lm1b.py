@@ -36,15 +36,9 @@ class SentenceVocab(Vocab):
             self.index.setdefault(name, self.index[word])
 
     def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
-        begins: list[bool] = []  # of the batches that are on their way
-
-        def noted() -> Iterator[Batch]:
-            for batch in batches:
-                begins.append(batch.begins_file)
-                yield batch
-
-        for block in super().encode_batches(noted()):
-            if begins.pop(0):
+        for batch in batches:
+            (block,) = super().encode_batches([batch])
+            if batch.begins_file:
                 ids = np.insert(block.ids, 0, self.eos_id)
                 block = block._replace(ids=ids, ends=block.ends + 1)
                 if block.sizes is not None:

@@ -1,98 +1,18 @@
-"""Work in other processes: shared by several, or bounded in memory and time."""
+"""Work in a process of its own, bounded in memory and time."""
 
-import multiprocessing
 import os
-import pickle
 import resource
 import signal
-import traceback
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from .raw_text import DataError
-
-Task = TypeVar("Task")
-Answer = TypeVar("Answer")
-
-
-def in_processes(
-    work: Callable[[Task], Answer], tasks: Iterable[Task], n_process: int
-) -> Iterator[Answer]:
-    """The answers to tasks, in their order, of forked processes, two tasks ahead for each. Raises
-    what `work` raises, and `DataError` if a process was killed."""
-    context = multiprocessing.get_context("fork")
-    pipes: list[Connection] = []
-    processes = []
-    idle = SimpleQueue[Connection]()
-    waiting = deque[Future[Answer]]()
-    threads = ThreadPoolExecutor(n_process)
-    try:
-        for _ in range(n_process):
-            ours, theirs = context.Pipe()
-            pipes.append(ours)
-            process = context.Process(target=_answer, args=(work, theirs, pipes), daemon=True)
-            # Warnings of threads, none of which a process of these needs.
-            with theirs, warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            processes.append(process)
-            idle.put(ours)
-        for task in tasks:
-            waiting.append(threads.submit(_asked, task, idle))
-            if len(waiting) > 2 * n_process:  # more would pile up
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        threads.shutdown(cancel_futures=True)
-        for pipe in pipes:
-            pipe.close()
-        for process in processes:
-            process.kill()  # what was forked since may hold the pipe's end, see `_end`
-            process.join()
-
-
-def _asked(task: object, idle: SimpleQueue[Connection]) -> Any:
-    """The answer of a process that has nothing to do; there is one for each thread."""
-    pipe = idle.get()
-    try:
-        pipe.send(task)
-        answer, error = pipe.recv()
-    except (EOFError, OSError):
-        killed = "a process that read it was killed, perhaps for want of memory"
-        raise DataError(f"the text: {killed}; free some and start again") from None
-    finally:
-        idle.put(pipe)
-    if error is not None:
-        raise error
-    return answer
-
-
-def _answer(work: Callable[[Any], object], pipe: Connection, of_parent: list[Connection]) -> None:
-    """Answer until the parent ends. Ctrl-C is left to it; SIGTERM ends the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for end_of_parent in of_parent:
-        end_of_parent.close()
-    with suppress(EOFError, OSError):
-        while True:
-            task = pipe.recv()
-            try:
-                answer = pickle.dumps((work(task), None))
-            except Exception as error:
-                error.add_note(traceback.format_exc())
-                answer = pickle.dumps((None, error))
-            pipe.send_bytes(answer)
-
 
 MEMORY = 2 << 30
 """Bytes that a process may take besides those that it begins with."""

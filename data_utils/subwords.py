@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -30,14 +30,6 @@ _LONG_RUN = re.compile(rf"(\S{{{_LONGEST_RUN}}})")
 _SECONDS = 20
 """Of processor time for a call and for each megabyte of text; a slow tokenizer takes one for a
 megabyte."""
-
-
-class Piece(NamedTuple):
-    """The ids of a piece of text, and the characters before the end of each token if these are
-    asked for."""
-
-    ids: np.ndarray
-    ends: np.ndarray | None
 
 
 def library() -> Any:
@@ -100,9 +92,13 @@ class Encoder:
             if token.special
         ]
 
-    def encode(self, pieces: Sequence[str], with_ends: bool) -> list[Piece]:
+    def encode(self, pieces: Sequence[str], with_ends: bool) -> list[Encoded]:
         """The tokens of each piece. Raises `ValueError` if they are many times as long as the
-        text."""
+        text.
+
+        Args:
+            with_ends: else the tokens have no ends, which takes less time.
+        """
         encode = self._tokenizer.encode_batch_fast
         if with_ends:
             encode = self._tokenizer.encode_batch
@@ -111,12 +107,13 @@ class Encoder:
         n_token = sum(len(encoding.ids) for encoding in encodings)
         if n_token > _TOKENS_PER_BYTE * (n_byte + 32):
             raise ValueError(f"makes {n_token} tokens of {n_byte} bytes")
-        encoded: list[Piece] = []
+        encoded: list[Encoded] = []
         for encoding in encodings:
-            ends = None
+            ends: list[int] = []
             if with_ends:
-                ends = np.array([end for _, end in encoding.offsets], dtype=np.int64)
-            encoded.append(Piece(np.array(encoding.ids, dtype=np.uint32), ends))
+                ends = [end for _, end in encoding.offsets]
+            ids = np.array(encoding.ids, dtype=np.uint32)
+            encoded.append(Encoded(ids, np.array(ends, dtype=np.int64)))
         return encoded
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -144,7 +141,7 @@ class EncoderApart(Encoder):
     def special(self) -> list[str]:
         return self._apart.call("special", seconds=_SECONDS)
 
-    def encode(self, pieces: Sequence[str], with_ends: bool) -> list[Piece]:
+    def encode(self, pieces: Sequence[str], with_ends: bool) -> list[Encoded]:
         seconds = _SECONDS * (1 + sum(map(len, pieces)) // 10**6)
         return self._called("encode", list(pieces), with_ends, seconds=seconds)
 
@@ -327,7 +324,7 @@ class Subwords(RunningTokenizer):
         encoded = self.encoder.encode(pieces, with_ends=batch.measured)
         for piece, tokens, is_last in zip(pieces, encoded, ends_document, strict=True):
             ids.append(tokens.ids)
-            if tokens.ends is not None:
+            if batch.measured:
                 sizes.append(sizes_of(piece, tokens.ends))
             if is_last and self.end_id is not None:
                 ids.append(np.array([self.end_id], dtype=np.uint32))

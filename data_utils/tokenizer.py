@@ -223,9 +223,9 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
-        """A block of each batch, in order; on all threads or in several processes if that is
-        faster. Raises `UnicodeDecodeError` if a batch is not UTF-8, `UnknownWordError` at a word
-        that has no id."""
+        """A block of each batch, in order; on all threads if that is faster. Raises
+        `UnicodeDecodeError` if a batch is not UTF-8, `UnknownWordError` at a word that has no
+        id."""
 
     @abstractmethod
     def decoder(self) -> Callable[[int], str]:

@@ -1,19 +1,16 @@
 """Words in lower case."""
 
-import os
-import sys
+import itertools
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
 from .any_files import AnyText
 from .datasets import DataSet
-from .processes import in_processes
 from .raw_text import text_of
 from .texts import SPLITS, Texts
 from .tokenizer import (
@@ -29,12 +26,6 @@ from .tokenizer import (
     sizes_of,
 )
 
-_N_PROCESS = 4
-"""What one process can take from others without waiting."""
-_IN_CACHE = 1 << 15
-_END = "\0"
-"""Ends a document among the words of a part; no text has it."""
-
 
 class Vocab(Tokenizer):
     """An ordered list of words; the id of a word is its index.
@@ -45,7 +36,6 @@ class Vocab(Tokenizer):
 
     is_of_words = takes_words = True
     unit = "words"
-    batch_bytes = 1 << 22
 
     @classmethod
     def build(
@@ -99,13 +89,16 @@ class Vocab(Tokenizer):
         return Encoded(np.array(self.ids_of(words), dtype=np.int64), ends_of_words(text))
 
     def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
-        for _, part in _numbered(batches):
-            unknown = [i for i, word in enumerate(part.types) if word not in self]
+        for batch in batches:
+            numbers = _Numbers()
+            block = _numbered(batch, numbers)
+            types = list(numbers)
+            unknown = [i for i, word in enumerate(types) if word not in self]
             n_unknown = 0
             if unknown:
-                n_unknown = int(np.isin(part.token_N, unknown).sum())
-            ids = np.array(self.ids_of(part.types), dtype=np.uint32)[part.token_N]
-            yield Block(ids, part.ends, n_unknown, part.n_eos, part.sizes)
+                n_unknown = int(np.isin(block.ids, unknown).sum())
+            ids = np.array(self.ids_of(types), dtype=np.uint32)[block.ids]
+            yield block._replace(ids=ids, n_unknown=n_unknown)
 
     def decoder(self) -> Callable[[int], str]:
         spaced = Spaced()
@@ -133,23 +126,21 @@ class WordNumbers(Numbering):
 
     def __init__(self, kind: type[Vocab]) -> None:
         self._kind = kind
-        self._orders: dict[str, dict[str, int]] = {}
+        self._orders: dict[str, _Numbers] = {}
         self._counts: dict[str, np.ndarray] = {}
         self._n_eos: Counter[str] = Counter()
 
     def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
-        for split, part in _numbered(batches):
-            order = self._orders.setdefault(split, {})
-            place = order.setdefault
-            place_V = np.fromiter(
-                (place(word, len(order)) for word in part.types), np.uint32, len(part.types)
-            )
-            counts = self._counts.get(split, np.zeros(0, dtype=np.int64))
-            counts = np.append(counts, np.zeros(len(order) - len(counts), dtype=np.int64))
-            counts[place_V] += np.bincount(part.token_N, minlength=len(part.types))
+        for batch in batches:
+            split = batch.split
+            order = self._orders.setdefault(split, _Numbers())
+            block = _numbered(batch, order)
+            counts = np.bincount(block.ids, minlength=len(order))
+            before = self._counts.get(split, counts[:0])
+            counts[: len(before)] += before
             self._counts[split] = counts
-            self._n_eos[split] += part.n_eos
-            yield Block(place_V[part.token_N], part.ends, 0, part.n_eos, part.sizes)
+            self._n_eos[split] += block.n_eos
+            yield block
 
     def tokenizer(self, splits: Sequence[str], **limits: Any) -> Tokenizer:
         """Ends of lines do not count, only words that are `<eos>` as written."""
@@ -165,18 +156,6 @@ class WordNumbers(Numbering):
         return np.array(tokenizer.ids_of(words), dtype=np.uint32), np.array(
             [word not in tokenizer for word in words]
         )
-
-
-class _Part(NamedTuple):
-    """A part of a text: the types in the order of first occurrence, the tokens as indices into
-    them, tokens up to the end of each document, the number of words that are `<eos>` as written,
-    and what the tokens stand for."""
-
-    types: list[str]
-    token_N: np.ndarray
-    ends: np.ndarray
-    n_eos: int
-    sizes: np.ndarray | None
 
 
 class _Numbers(dict[str, int]):
@@ -195,59 +174,23 @@ def _words_of(text: str) -> list[str]:
     return text.replace("\n", f" {EOS} ").split()
 
 
-def _number(batch: Batch) -> _Part:
+def _numbered(batch: Batch, numbers: _Numbers) -> Block:
+    """The words of a batch as `numbers`, to which new ones are added."""
     text = text_of(batch.content)
-    numbers = _Numbers({_END: 0})
-    tokens = array("I")
+    ids = array("I")
+    ends: list[int] = []
     n_eos = 0
-    for begin, end in zip([0, *batch.ends], [*batch.ends, len(batch.content)], strict=True):
-        for block in _blocks(batch.content, begin, end):
-            if EOS in block:
-                n_eos += block.split().count(EOS)
-            tokens.extend(map(numbers.__getitem__, _words_of(block)))
-        tokens.append(0)
-    token_N = np.frombuffer(tokens, dtype=np.uint32)
-    end_D = np.flatnonzero(token_N == 0)
-    token_N = token_N[token_N > 0] - 1
+    for begin, end in itertools.pairwise([0, *batch.ends, len(batch.content)]):
+        document = batch.content[begin:end].decode()
+        if EOS in document:
+            n_eos += document.split().count(EOS)
+        ids.extend(map(numbers.__getitem__, _words_of(document)))
+        ends.append(len(ids))
     sizes = None
     if batch.measured:
         sizes = sizes_of(text, ends_of_words(text))
-    return _Part(
-        list(numbers)[1:], token_N, (end_D - np.arange(len(end_D)))[: len(batch.ends)], n_eos, sizes
-    )
-
-
-def _blocks(content: bytes, begin: int, end: int) -> Iterator[str]:
-    """Text in blocks that end at white space and fit into a processor's cache."""
-    while begin < end:
-        stop = end
-        if end - begin > 2 * _IN_CACHE:
-            stop = content.find(b"\n", begin + _IN_CACHE, begin + 2 * _IN_CACHE) + 1
-            stop = stop or content.find(b" ", begin + _IN_CACHE, end) + 1 or end  # a long line
-        yield content[begin:stop].decode()
-        begin = stop
-
-
-def _numbered(batches: Iterable[Batch]) -> Iterator[tuple[str, _Part]]:
-    """The split and the part of each batch; of many batches, numbered by several processes."""
-    batches = iter(batches)
-    first = list(islice(batches, 3))
-    n_process = 1
-    if sys.platform == "linux":
-        n_process = min(_N_PROCESS, len(os.sched_getaffinity(0)))
-    if len(first) < 3 or n_process == 1:
-        for batch in chain(first, batches):
-            yield batch.split, _number(batch)
-        return
-    splits = deque[str]()
-
-    def noted() -> Iterator[Batch]:
-        for batch in chain(first, batches):
-            splits.append(batch.split)
-            yield batch
-
-    for part in in_processes(_number, noted(), n_process):
-        yield splits.popleft(), part
+    ends_D = np.array(ends[:-1], dtype=np.int64)
+    return Block(np.frombuffer(ids, dtype=np.uint32), ends_D, 0, n_eos, sizes)
 
 
 class LowerVocab(Vocab):

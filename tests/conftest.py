@@ -17,7 +17,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # no bfloat16 in programs that are started anew
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"
-os.environ["XDG_STATE_HOME"] = os.devnull  # no test adds to the user's list of addresses
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, whenever it is first imported
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps its own
 # of processes that tests start too

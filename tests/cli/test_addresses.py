@@ -1,6 +1,5 @@
-"""An address is asked where this user has typed it, not because a file names it."""
+"""An address is asked where the user types it, not because a file names it."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -18,7 +17,7 @@ TYPED = ["train", "--data", ADDRESS, "--work_dir", "new", *TINY, "--max_step", "
 
 
 @pytest.fixture
-def asked(here: Here, text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def asked(here: Here, text: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses that were asked; each holds the text of train."""
     asked: list[str] = []
 
@@ -28,7 +27,6 @@ def asked(here: Here, text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         return True
 
     monkeypatch.setattr(transfer, "load", load)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return asked
 
 
@@ -55,13 +53,16 @@ def test_an_address_that_a_checkpoint_names_is_not_asked(
     assert not Path("data").exists()
 
 
-def test_an_address_that_was_typed_is_asked_again(here: Here, asked: list[str]) -> None:
-    name_address("run")
+def test_an_address_that_was_typed_for_a_run_is_typed_again_once_its_copy_is_gone(
+    here: Here, asked: list[str]
+) -> None:
     assert here.call(*TYPED).status == 0
+    evaluate = ["eval", "--work_dir", "new", "--split", "valid"]
+    assert here.call(*evaluate).status == 0
     shutil.rmtree("data")
-    assert here.call("eval", "--work_dir", "new", "--split", "valid").status == 0
-    assert asked == [ADDRESS] * 2
-    assert transfer.place_of_list().read_text() == json.dumps(ADDRESS) + "\n"
+    (complaint,) = here.call(*evaluate).complaints
+    assert complaint.endswith("give it with --data")
+    assert asked == [ADDRESS]
 
 
 @pytest.mark.parametrize("line", [EVAL, RESUME])
@@ -70,24 +71,3 @@ def test_an_address_is_typed_where_it_is_asked_for(
 ) -> None:
     here.call(*line, "--data", ADDRESS)
     assert asked == [ADDRESS]
-
-
-def test_where_the_list_cannot_be_kept_addresses_are_typed_each_time(
-    here: Here, asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "state").write_text("a file")
-    assert here.call(*TYPED).status == 0
-    evaluate = ["eval", "--work_dir", "new", "--split", "valid"]
-    assert here.call(*evaluate).status == 0  # its copy is here
-    shutil.rmtree("data")
-    assert here.call(*evaluate).status == 2
-
-
-def test_a_list_that_is_damaged_allows_nothing(here: Here, asked: list[str]) -> None:
-    name_address("run")
-    transfer.place_of_list().parent.mkdir(parents=True)
-    transfer.place_of_list().write_bytes(b'["a"]\n5\n{\n' + ADDRESS.encode() + b"\n")
-    assert here.call(*EVAL).status == 2
-    transfer.place_of_list().write_bytes(b"\xff\n")
-    assert here.call(*EVAL).status == 2
-    assert asked == []

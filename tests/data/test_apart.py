@@ -6,7 +6,6 @@ import os
 import pickle
 import select
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from txl.data_utils import processes, subwords
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.datasets import DataConfig
-from txl.data_utils.processes import Apart, in_processes
+from txl.data_utils.processes import Apart
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.subwords import Subwords
 
@@ -150,7 +149,7 @@ def test_what_is_trained_here_needs_no_process_of_its_own() -> None:
 
 
 def test_a_process_ends_though_another_holds_its_pipe() -> None:
-    """One that was forked since and lives as long, such as a reader of the text of another corpus."""
+    """One that was forked since and lives as long."""
     thing = Apart(Thing, "thing")
     thing.call("double", 1, seconds=9)
     ending = os.pidfd_open(thing._pid)
@@ -161,17 +160,6 @@ def test_a_process_ends_though_another_holds_its_pipe() -> None:
     del thing
     assert os.waitpid(holder, 0) == (holder, 0)
     os.close(ending)
-
-
-def test_readers_of_one_text_end_before_those_of_another_that_began_later() -> None:
-    """The later ones hold the pipes of the first."""
-    first, later = (in_processes(abs, range(-9, 0), 1) for _ in range(2))
-    assert next(first) == next(later) == 9
-    ending = threading.Thread(target=first.close)
-    ending.start()
-    ending.join(60)
-    assert not ending.is_alive()
-    assert list(later) == [8, 7, 6, 5, 4, 3, 2, 1]
 
 
 def test_a_process_ends_with_its_tokenizer() -> None:

@@ -1,7 +1,6 @@
 """Subwords, bytes, characters and streams of ids."""
 
 import json
-import os
 import struct
 import sys
 from pathlib import Path
@@ -410,57 +409,20 @@ def test_a_missing_or_cut_stream_is_named(tmp_path: Path) -> None:
         open_text(tmp_path, "ids")
 
 
-def write_megatron(path: Path, documents: list[list[int]], dtype: str = "<u2") -> None:
-    """As Megatron-LM's IndexedDatasetBuilder writes them."""
-    lengths = np.array([len(ids) for ids in documents], dtype="<i4")
-    np.concatenate(documents).astype(dtype).tofile(path.with_suffix(".bin"))
-    counts = np.array([len(lengths), len(lengths) + 1], dtype="<u8").tobytes()
-    kind, n_byte = {"<u2": 8, "<i4": 4}[dtype], np.dtype(dtype).itemsize
-    pointers = (n_byte * (np.cumsum(lengths) - lengths)).astype("<i8").tobytes()
-    head = b"MMIDIDX\0\0" + np.array(1, "<u8").tobytes() + bytes([kind]) + counts
-    borders = np.arange(len(lengths) + 1, dtype="<i8").tobytes()
-    path.with_suffix(".idx").write_bytes(head + lengths.tobytes() + pointers + borders)
-
-
-def test_ids_of_nanogpt_and_megatron_are_read(tmp_path: Path) -> None:
+def test_ids_of_nanogpt_are_read(tmp_path: Path) -> None:
     np.arange(30).astype(np.uint16).tofile(tmp_path / "train.bin")
     np.arange(9).astype(np.uint16).tofile(tmp_path / "val.bin")
-    write_megatron(tmp_path / "test.bin", [[1, 2, 3], [4, 5], [6]])
     corpus = open_text(tmp_path, "ids")
     assert len(corpus.vocab) == 30
     assert corpus.split("valid").tolist() == list(range(9))
-    assert corpus.split("test").tolist() == [1, 2, 3, 4, 5, 6]
-    assert corpus.document_starts("test").tolist() == [0, 3, 5]
-    (tmp_path / "test.bin").write_bytes(b"123")
-    with pytest.raises(
-        DataError, match=r"test\.bin: has 3 bytes, not the 6 ids of uint16 that test\.idx names"
-    ):
-        open_text(tmp_path, "ids")
-    (tmp_path / "test.idx").write_bytes((tmp_path / "test.idx").read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"test\.idx: no index of Megatron-LM"):
-        open_text(tmp_path, "ids")
 
 
-def test_a_file_beside_ids_is_part_of_what_is_known_of_them(tmp_path: Path) -> None:
-    """Without its index the file holds other, smaller ids; what was found of them is kept beside the text."""
+def test_documents_beside_ids_are_part_of_their_digest(tmp_path: Path) -> None:
     write_ids(tmp_path)
-    (tmp_path / "valid.npy").unlink()
-    digests = []
-    for documents in ([[70000, 1]], [[70000], [1]]):
-        write_megatron(tmp_path / "valid.bin", documents, "<i4")
-        os.utime(tmp_path / "valid.bin", (1, 1))  # long enough ago to be kept
-        index = (tmp_path / "valid.idx").rename(tmp_path / "aside")
-        assert len(open_text(tmp_path, "ids").vocab) == 70000 % 2**16 + 1
-        digests.append(open_text(tmp_path, "ids").fingerprint("valid"))
-        index.rename(tmp_path / "valid.idx")
-        assert len(open_text(tmp_path, "ids").vocab) == 70001
-        digests.append(open_text(tmp_path, "ids").fingerprint("valid"))
-    assert digests[0] == digests[2] == sha256(tmp_path / "valid.bin")
+    (tmp_path / "valid.documents.npy").unlink(missing_ok=True)
+    assert open_text(tmp_path, "ids").fingerprint("valid") == sha256(tmp_path / "valid.npy")
     np.save(tmp_path / "valid.documents.npy", np.array([0]))
-    digests.append(open_text(tmp_path, "ids").fingerprint("valid"))
-    assert len(set(digests)) == 4
-    (tmp_path / "valid.idx").unlink()
-    assert open_text(tmp_path, "ids").fingerprint("valid") not in digests
+    assert open_text(tmp_path, "ids").fingerprint("valid") != sha256(tmp_path / "valid.npy")
 
 
 REFUSED = {

@@ -1,10 +1,7 @@
-"""Words and ids; in parts and by several processes they are those of a plain loop."""
+"""Words and ids; in parts they are those of a plain loop."""
 
 import json
-import multiprocessing
-import os
 import re
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl.data_utils import documents, formats, words
+from txl.data_utils import documents, formats
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.raw_text import DataError
-from txl.data_utils.tokenizer import Batch, UnknownWordError
+from txl.data_utils.tokenizer import UnknownWordError
 from txl.data_utils.words import Vocab
 
 # counts, limits, words after <eos>
@@ -112,7 +109,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (documents, formats):
         monkeypatch.setattr(module, "LONGEST", 64)
     monkeypatch.setattr(formats, "_BLOCK", 50)
-    monkeypatch.setattr(words, "_IN_CACHE", 16)
     monkeypatch.setattr(Vocab, "batch_bytes", 128)
 
 
@@ -131,13 +127,8 @@ def test_decode_of_encode_gives_the_words_of_any_text(
     assert corpus.vocab.decode(corpus.vocab.encode(f"{text}\n").ids) == plain(f"{text}\n")
 
 
-@pytest.mark.parametrize("n_process", [1, 2])
 @pytest.mark.usefixtures("small_parts")
-def test_parts_and_processes_do_not_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_process: int
-) -> None:
-    monkeypatch.setattr(words, "_N_PROCESS", n_process)
-    monkeypatch.setattr(words.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+def test_parts_do_not_show(tmp_path: Path) -> None:
     text = (
         "".join(f"w{i % 13} \u00e4{i % 7} <eos>\r\n" + "long " * (i % 40) + "\n" for i in range(60))
         + "x" * 500
@@ -157,10 +148,7 @@ def test_parts_and_processes_do_not_show(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_what_a_process_cannot_read_is_named_by_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(words, "_N_PROCESS", 2)
+def test_what_cannot_be_read_is_named_by_line(tmp_path: Path) -> None:
     for bad, said in {b"caf\xe9\n": "not UTF-8", b"a\0b\n": "NUL"}.items():
         (tmp_path / "train.txt").write_bytes(b"fine words\n" * 40 + bad + b"fine words\n" * 40)
         (tmp_path / "valid.txt").write_bytes(b"fine words\n")
@@ -185,27 +173,3 @@ def test_an_unknown_word_is_named_with_what_helps(tmp_path: Path) -> None:
         DataError, match=r"valid\.txt, line 1: the word 'valid' .*; use --dataset text, where"
     ):
         Corpus(DataConfig(data=str(tmp_path), dataset="wt103"), needed=["valid"])
-
-
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_that_is_killed_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: signal.Signals
-) -> None:
-    parent, number = os.getpid(), words._number
-
-    def killed(batch: Batch) -> object:
-        if b"last" in batch.content and os.getpid() != parent:
-            signal.raise_signal(kind)
-        return number(batch)
-
-    monkeypatch.setattr(words, "_number", killed)
-    monkeypatch.setattr(words, "_N_PROCESS", 2)
-    monkeypatch.setattr(words.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    for split in ("train", "valid"):
-        (tmp_path / f"{split}.txt").write_text("some words\n" * 80 + "last\n" + "more words\n" * 80)
-    with pytest.raises(
-        DataError, match="a process that read it was killed, perhaps for want of memory; free some"
-    ):
-        Corpus(DataConfig(data=str(tmp_path), dataset="text"))
-    assert multiprocessing.active_children() == []

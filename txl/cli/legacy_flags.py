@@ -94,6 +94,9 @@ _REFUSED = {
     "loss_by_position": Retired(0, f"{_LAB}loss_by_position --work_dir RUN ..."),
     "disturb": Retired(1, f"{_LAB}perturbed --work_dir RUN --disturb ..."),
     "disturb_beyond": Retired(1, f"{_LAB}perturbed --work_dir RUN --disturb_beyond ..."),
+    "ids_dtype": Retired(
+        1, "a .bin file holds uint16, as nanoGPT writes it; write other ids with numpy.save as .npy"
+    ),
 }
 _HARMLESS = {
     **{
@@ -103,7 +106,7 @@ _HARMLESS = {
         "model": "",
         "type": "pytorch",
     },
-    **{"vocab": "word", "manual_vocab": "word"},
+    **{"vocab": "word", "manual_vocab": "word", "ids_dtype": "uint16"},
 }
 """Values of refused flags that change nothing."""
 _RENAMED: dict[str, tuple[str, type]] = {

@@ -21,7 +21,6 @@ from txl.cli.flags import Typed, refuse_idle_flags
 from txl.config import Context, ModelConfig, UsageError, as_dict, build, fields_of, require
 from txl.convert.kimiyoung_arguments import PUBLISHED, Published
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.transfer import remember_typed
 from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
 from txl.memory import lengths_with, parts_by_default, positions_by_default
@@ -171,7 +170,6 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     contradict each other, or contradict the run that is resumed or the model of --init_from.
     """
     typed = without_last_update(with_batch_size(typed, ranks))
-    remember_typed(typed.get("data"))
     free = {name for name, _, _ in _CONVENTIONS}
     # what asks for clusters contradicts no model's cutoffs, where these were to be found
     if typed.get("cutoffs") == AUTO:

@@ -23,7 +23,7 @@ from txl.commands.train import main as train
 from txl.config import Checked, Context, ModelConfig, build, option, require
 from txl.data_utils.any_files import Survey, survey
 from txl.data_utils.corpus import LONG_WORD, Corpus, DataConfig
-from txl.data_utils.transfer import names_in, remember_typed
+from txl.data_utils.transfer import names_in
 from txl.evaluation.config import EvalConfig, ReportConfig
 from txl.evaluation.gain import (
     Interval,
@@ -149,7 +149,6 @@ def main(argv: Sequence[str]) -> int:
     for name, value in typed.items():
         if name not in ("against", "config"):
             flags[name] = value
-    remember_typed(flags["data"])
     plan = plan_of(flags)
     for name, kind in ((RESULT, _KIND), (JSON, FIGURES), (HTML, PAGE)):
         if (plan.run / name).exists():

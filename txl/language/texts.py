@@ -11,12 +11,15 @@ from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.files import home_of
 from txl.data_utils.tokenizer import Tokenizer
-from txl.data_utils.transfer import is_remote, names_in, remember_typed, require_typed
+from txl.data_utils.transfer import is_remote, names_in, require_typed
 from txl.runtime.records import require_fields
 
 _LOG = logging.getLogger(__name__)
 HELD_OUT_BEFORE = "document"
 """How text was held out before --held_out_by, which older records do not have."""
+
+UINT16 = ("auto", "uint16")
+"""Values of --ids_dtype, which records of version 0.3 and before have, of files that are read."""
 
 
 def data_settings(
@@ -24,21 +27,24 @@ def data_settings(
 ) -> dict[str, Any]:
     """The fields of `DataConfig` that a record says a model was trained with, without the cache
     folder. Raises `UsageError` if the record does not hold them, or, unless `data` is `asked` for,
-    if the folder of the text is gone, or the text is at an address that this user has never typed;
-    from one that was typed it is copied again.
+    if the folder of the text is gone, or the text is at an address and no copy of it is here.
 
     Args:
         folder: of the checkpoint.
     """
     try:
         before: dict[str, Any] = {"held_out_by": HELD_OUT_BEFORE}
-        saved: dict[str, Any] = before | {
-            **require_fields(record["data"], DataConfig),
-            "cache_dir": None,
-        }
+        own = dict(record["data"])
+        ids_dtype = own.pop("ids_dtype", "auto")
+        saved: dict[str, Any] = before | {**require_fields(own, DataConfig), "cache_dir": None}
         config = DataConfig(**saved)
     except (KeyError, ValueError) as error:
         raise damaged(folder / "config.json", error) from None
+    require(
+        "data" in asked or ids_dtype in UINT16,
+        f"{config.data}: the training read its .bin files as {ids_dtype}; write them with numpy.save"
+        " as .npy, and name their folder with --data",
+    )
     if "data" not in asked:
         require_typed(config.data, folder / "config.json")
     there = (
@@ -58,7 +64,6 @@ def resolved_data(
     """The settings of the training, over which those that are `asked` for win. Raises `UsageError`
     as `data_settings`, or if they limit the vocabulary or name another tokenizer.
     """
-    remember_typed(asked.get("data"))
     max_size = asked.get("max_size")
     require(
         (max_size or n_word) >= n_word - 2,  # <eos> and <unk> do not count
