@@ -110,15 +110,24 @@ OTHERS = {
     if line.startswith(("bash benchmarks/", "lab/scripts/get_"))
 }
 
+EXAMPLES = {key: line for key, line in COMMANDS.items() if line.startswith("python examples/")}
+
 
 def each(some: dict[str, str]) -> Any:
     return pytest.mark.parametrize("line", some.values(), ids=list(some))
 
 
 def test_every_command_is_run_by_a_test_below() -> None:
-    run = [IN_PROCESS, CONVERSIONS, MODULES, SCRIPTS, CONSOLE, INSTALLED, OTHERS]
+    run = [IN_PROCESS, CONVERSIONS, MODULES, SCRIPTS, CONSOLE, INSTALLED, OTHERS, EXAMPLES]
     assert sorted(key for some in run for key in some) == sorted(COMMANDS)
     assert all(some for some in run)
+
+
+@each(EXAMPLES)
+def test_an_example_of_one_file_has_a_test(line: str) -> None:
+    _, file, *_ = line.split()
+    assert (ROOT / file).is_file()
+    assert (ROOT / "tests" / "examples" / f"test_{Path(file).name}").is_file()
 
 
 def test_commands_are_found_wherever_they_stand() -> None:

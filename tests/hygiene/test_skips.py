@@ -15,7 +15,7 @@ KNOWN = {
     "not sys.platform.startswith('linux')",
     "not shutil.which('timeout')",
     "up.returncode == 77",  # network namespaces
-    "sizes[2] * sizes[3] > 2000 and MODULES['dense']._CACHE == 60",  # the size of the case
+    "sizes[2] * sizes[3] > 2000 and dense._CACHE == 60",  # the size of the case
 }
 """Conditions that ask for a package, a program or a system. A processor's absence of an instruction is none: a fast
 path has a form that runs everywhere, see `tests/processors.py`."""

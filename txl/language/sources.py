@@ -32,6 +32,7 @@ from txl.data_utils.pretrained import Pretrained, sampling_in
 from txl.data_utils.tokenizer import EOS, Tokenizer
 from txl.data_utils.words import Vocab
 from txl.generation.rule import Rule
+from txl.language.texts import FORMER
 from txl.model.transformer import TransformerXL
 from txl.registry import NoSuchPart
 from txl.runtime.records import read_json, require_fields
@@ -270,7 +271,8 @@ def _data_of(converted: Converted, source: Path) -> dict[str, Any]:
     if converted.data is None:
         return {}
     try:
-        data: dict[str, Any] = require_fields(converted.data, DataConfig)
+        said = {key: value for key, value in converted.data.items() if key != FORMER}
+        data: dict[str, Any] = require_fields(said, DataConfig)
         DataConfig(**data)
     except ValueError as error:
         raise UsageError(

@@ -18,8 +18,10 @@ _LOG = logging.getLogger(__name__)
 HELD_OUT_BEFORE = "document"
 """How text was held out before --held_out_by, which older records do not have."""
 
+FORMER = "ids_dtype"
+"""A setting that records of version 0.3 and before have."""
 UINT16 = ("auto", "uint16")
-"""Values of --ids_dtype, which records of version 0.3 and before have, of files that are read."""
+"""Its values of files that are read."""
 
 
 def data_settings(
@@ -35,7 +37,7 @@ def data_settings(
     try:
         before: dict[str, Any] = {"held_out_by": HELD_OUT_BEFORE}
         own = dict(record["data"])
-        ids_dtype = own.pop("ids_dtype", "auto")
+        ids_dtype = own.pop(FORMER, "auto")
         saved: dict[str, Any] = before | {**require_fields(own, DataConfig), "cache_dir": None}
         config = DataConfig(**saved)
     except (KeyError, ValueError) as error:
