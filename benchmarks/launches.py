@@ -294,14 +294,16 @@ class LaunchedRows:
         out = [torch.empty_like(x), torch.empty_like(y), parts_2PD]
         return self._launched("add_norm_backward", [*given, x, y], out)
 
-    def bias_relu(self, z: Tensor, *others: Any) -> Tensor:
+    def relu(self, z: Tensor, *others: Any) -> Tensor:
         """See there."""
-        return self._launched("bias_relu", [z], [torch.empty_like(z)])[0]
+        return self._launched("relu_dropout", [z], [torch.empty_like(z)])[0]
 
-    def bias_relu_backward(self, dout: Tensor, out: Tensor, p: float) -> tuple[Tensor, ...]:
+    def relu_backward(self, dout: Tensor, out: Tensor, p: float) -> tuple[Tensor, ...]:
         """See there."""
         parts_PD = dout.new_empty(triton_layer_rows.PROGRAMS, out.shape[-1], dtype=torch.float32)
-        return self._launched("bias_relu_backward", [dout, out], [torch.empty_like(out), parts_PD])
+        return self._launched(
+            "relu_dropout_backward", [dout, out], [torch.empty_like(out), parts_PD]
+        )
 
     def gradients_in_place(self, logit_CV: Tensor, target_C: Tensor) -> Tensor:
         """See `txl.ops.softmax_kernel`."""

@@ -31,14 +31,14 @@ def norm_errors(dtype: torch.dtype, device: str, width: int, p: float) -> Errors
 
 
 def relu_errors(dtype: torch.dtype, device: str, width: int, p: float) -> Errors:
-    """Of dropout(max(z + b, 0)) and two gradients. The mask is where the result is not 0."""
+    """Of dropout(max(z + b, 0)), b added before, and two gradients. The mask is where the result is not 0."""
     torch.manual_seed(0)
     z = torch.randn(185, width, device=device).to(dtype).requires_grad_()
     bias = torch.randn(width, device=device, requires_grad=True)
     grad = torch.randn_like(z)
-    out = bias_relu(z, bias, Dropout(p))
+    out = bias_relu(z + bias.detach().to(dtype), bias, Dropout(p))
     found = [out, *torch.autograd.grad(out, [z, bias], grad)]
-    wide = [t.detach().double().requires_grad_() for t in (z, bias)]
+    wide = [t.detach().double().requires_grad_() for t in (z, bias.to(dtype))]
     exact = F.relu(wide[0] + wide[1]) * (out != 0).double() / (1 - p)
     expected = [exact, *torch.autograd.grad(exact, wide, grad.double())]
     names = ("out", "dz", "dbias")

@@ -27,6 +27,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "last_layer_learns": {},
     "rotary": {"position": "rotary"},
     "learned": {"position": "learned_absolute", "n_position": 20},
+    "compressive": {"memory": "compressive", "own": {"compress_rate": 2}},
+    "sinks": {"memory": "sinks", "own": {"n_sink": 2}},
+    "infini": {"memory": "infini"},
+    "same": {"recurrence": "same"},
     "recompute": {},
     "ext_len": {},
 }
@@ -60,7 +64,8 @@ def model_of(name: str, dtype: torch.dtype) -> TransformerXL:
 
 
 def context_of(name: str) -> Context:
-    return Context(tgt_len=5, mem_len=7, ext_len=2 if name == "ext_len" else 0)
+    more = {"ext_len": {"ext_len": 2}, "compressive": {"compressed_len": 4}}
+    return Context(tgt_len=5, mem_len=7, **more.get(name, {}))
 
 
 def both(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> Any:
@@ -85,8 +90,27 @@ def test_paths_of_a_gpu_in_bfloat16_differ_by_rounding(
     """Here the weights are cast together, and kernels run between products."""
     with torch.autocast("cpu", torch.bfloat16):
         plain, found = both(monkeypatch, name, torch.float32)
-    exact = losses_memory_and_gradients(model_of(name, torch.float64), context_of(name))
+    exact = losses_memory_and_gradients(model_of(name, torch.float32).double(), context_of(name))
     for x, y, z in zip(plain, found, exact, strict=True):
         assert x.dtype == y.dtype
         scale = z.norm() + 0.1  # of a bias of keys the gradient is nothing but rounding
         assert (y - z).norm() / scale < 2 * (x - z).norm() / scale + 0.01
+
+
+def test_a_memory_in_half_precision_is_read_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a training is resumed elsewhere with --dtype float32."""
+    with monkeypatch.context() as on_gpu:
+        for module in ASK:
+            on_gpu.setattr(module, "on_gpu", lambda x: True)
+        for name in ("paper", "rotary"):
+            model = model_of(name, torch.float32)
+            ids = torch.randint(0, 30, (2, 5))
+            with torch.autocast("cpu", torch.bfloat16):
+                _, remembered = model.nll(ids, ids, None, context_of(name))
+            assert remembered.states[0].hidden_BMD.dtype == torch.bfloat16
+            again, _ = model.nll(ids, ids, remembered, context_of(name))
+            on_gpu.undo()
+            plain, _ = model.nll(ids, ids, remembered, context_of(name))
+            torch.testing.assert_close(again, plain)
+            for module in ASK:
+                on_gpu.setattr(module, "on_gpu", lambda x: True)

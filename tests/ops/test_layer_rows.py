@@ -7,10 +7,13 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
 
+from txl import ModelConfig
+from txl.model.feed_forward import FeedForward
 from txl.ops import layer_rows, triton_layer_rows
 from txl.ops.dropout import Dropout
 from txl.ops.layer_rows import add_norm, bias_relu
 from txl.ops.numbers import as_multiplied
+from txl.stacks.reversible import compute_in_chunks
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +74,7 @@ def test_both_copies_of_a_result_give_gradients() -> None:
 def test_bias_relu_and_dropout_equal_their_definition(p: float) -> None:
     z, bias = torch.randn(7, 41, requires_grad=True), torch.randn(41, requires_grad=True)
     dout = torch.randn(7, 41)
-    found = bias_relu(z, bias, Dropout(p))
+    found = bias_relu(z + bias.detach(), bias, Dropout(p))
     wide = [t.detach().double().requires_grad_() for t in (z, bias)]
     relu = F.relu(wide[0] + wide[1])
     expected = relu * (found != 0).double() / (1 - p)
@@ -94,3 +97,16 @@ def test_masks_follow_the_generator_and_evaluation_has_none() -> None:
     assert not torch.equal(rows[0], rows[1])
     assert 0.45 < (rows == 0).double().mean() < 0.55
     assert torch.equal(bias_relu(z, bias, Dropout(0.5).eval()), z)
+
+
+def test_chunks_draw_masks_of_their_own_and_keep_them_for_the_way_back() -> None:
+    """Of the last weights the output is a linear function, whose gradient must give it back."""
+    torch.manual_seed(0)
+    ff = FeedForward(ModelConfig(n_token=5, d_model=8, d_inner=64), dropout=0.5).train()
+    compute_in_chunks(ff, 3)
+    ff.drop.seed = torch.tensor([7])
+    out = ff(torch.ones(1, 6, 8))
+    assert not torch.equal(out[:, :3], out[:, 3:])
+    weight, bias = ff[3].weight, ff[3].bias
+    (grad,) = torch.autograd.grad(out.sum(), weight)
+    torch.testing.assert_close((grad * weight).sum() + 6 * bias.sum(), out.sum())

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from txl.config import KEEP_MIB, ModelConfig
@@ -79,9 +80,10 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, N, T, H), keys and values (B, N, S, H), without positions."""
         x_BTD = as_multiplied(x_BTD)
-        mem_BMD = as_multiplied(mem_BMD)
+        mem_BMD = as_multiplied(mem_BMD).to(x_BTD.dtype)
         nets = (self.q_net, self.k_net, self.v_net)
-        if on_gpu(x_BTD) and all(type(net) is Linear for net in nets):
+        is_plain = all(type(net) is Linear for net in nets)
+        if on_gpu(x_BTD) and torch.is_grad_enabled() and is_plain:
             operands = [net.operands() for net in nets]
             q_BTE, k_BSE, v_BSE = project_with_memory(x_BTD, mem_BMD, *operands)
             return self.heads(q_BTE), self.heads(k_BSE), self.heads(v_BSE)

@@ -1,6 +1,6 @@
 """What a layer does between its products, on a GPU in one kernel each way.
 
-    h = LayerNorm(x + dropout(y))        a = dropout(max(z + b, 0))
+    h = LayerNorm(x + dropout(y))        a = dropout(max(z, 0)), with the sum of z's gradients
 
 By PyTorch's operators the first takes four kernels forward (dropout, sum, norm, the cast that the
 next product needs) and seven back, the second three and three, with twice the traffic. Masks are
@@ -51,7 +51,8 @@ class TwoLayers(nn.Sequential):
         return self[2]
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., D) to (..., D). On a GPU bias, ReLU and dropout are one kernel."""
+        """(..., D) to (..., D). On a GPU ReLU, dropout and, on the way back, the
+        bias's gradient are one kernel."""
         modules: Any = self
         first, activation, drop, second = modules
         bias_F: Tensor | None = first.bias
@@ -59,13 +60,19 @@ class TwoLayers(nn.Sequential):
             return super().forward(input)
         if not _is_fused(input) or not _is_half(as_multiplied(input)):
             return super().forward(input)
-        weight_FD, _ = first.operands()
-        z = F.linear(as_multiplied(input), weight_FD)
+        weight_FD, half_F = first.operands()
+        assert half_F is not None
+        z = F.linear(as_multiplied(input), weight_FD, half_F.detach())
         return second(bias_relu(z, bias_F, drop))
 
 
 def bias_relu(z: Tensor, bias_D: Tensor, drop: Dropout) -> Tensor:
-    """drop(max(z + bias, 0)) on a GPU, in the dtype of z, half precision."""
+    """drop(max(z, 0)) on a GPU, in the dtype of z, half precision.
+
+    Args:
+        z: with the bias, which the product has added without a gradient.
+        bias_D: gets its gradient here.
+    """
     return _BiasReLU.apply(z, bias_D, *_drawn(drop, z.device))
 
 
@@ -126,7 +133,7 @@ class _AddNorm(torch.autograd.Function):
 class _BiasReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias_D: Tensor, p: float, seed: Tensor | None) -> Tensor:
-        out = _launch().bias_relu(z.contiguous(), bias_D, seed, p)
+        out = _launch().relu(z.contiguous(), seed, p)
         ctx.save_for_backward(out)
         ctx.p = p
         return out
@@ -135,5 +142,5 @@ class _BiasReLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
         (out,) = ctx.saved_tensors
-        dz, parts_PD = _launch().bias_relu_backward(grads[0].contiguous(), out, ctx.p)
+        dz, parts_PD = _launch().relu_backward(grads[0].contiguous(), out, ctx.p)
         return dz, parts_PD.sum(0), None, None

@@ -55,17 +55,19 @@ class Linear(nn.Linear):
     """`nn.Linear` computed by `linear`.
 
     Attributes:
-        cast: copies of weight and bias that are multiplied in their place while a layer runs, see
-            `txl.ops.cast`; empty: there are none.
+        cast: the weight, and copies of it and of the bias that are multiplied in their place while
+            a layer runs, see `txl.ops.cast`; empty: there are none.
     """
 
     cast: tuple[Tensor, ...] = ()
 
     def operands(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias as they are multiplied."""
-        if not self.cast:
+        """Weight and bias as they are multiplied. Copies are those of one weight: where another takes
+        its place for a call (`functional_call`), it is multiplied itself.
+        """
+        if not self.cast or self.cast[0] is not self.weight:
             return self.weight, self.bias
-        weight, *bias = self.cast
+        _, weight, *bias = self.cast
         return weight, bias[0] if bias else None
 
     def forward(self, input: Tensor) -> Tensor:

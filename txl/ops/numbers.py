@@ -53,7 +53,7 @@ def float64_sum(x: Tensor) -> Tensor:
 
 def as_multiplied(x: Tensor) -> Tensor:
     """Under autocast x in half precision: cast once, not by each projection. An operator that makes
-    x in both dtypes leaves the other one with it, see `txl.ops.residual`.
+    x in both dtypes leaves the other one with it, see `txl.ops.layer_rows`.
     """
     dtype = product_dtype(x)
     copy: Tensor | None = getattr(x, "multiplied", None)

@@ -52,5 +52,6 @@ def gradients_in_place(logit_CV: Tensor, target_C: Tensor) -> Tensor:
     nats_C = torch.empty(n_token, dtype=torch.float32, device=logit_CV.device)
     block = min(_BLOCK, triton.next_power_of_2(n_word))
     kernel: Any = _gradients  # a type checker does not understand kernel launches
-    kernel[(n_token,)](logit_CV, target_C, nats_C, n_word, D=block, num_warps=8)
+    with torch.cuda.device_of(logit_CV):  # Triton launches on the current device
+        kernel[(n_token,)](logit_CV, target_C, nats_C, n_word, D=block, num_warps=8)
     return nats_C

@@ -97,21 +97,20 @@ def _add_norm_backward(DOUT, DHALF, X, Y, W, SEED, STATS, DX, DY, PARTS, n_row, 
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def _bias_relu(Z, BIAS, SEED, OUT, n_row, drop, D: tl.constexpr, BLOCK: tl.constexpr,
-              DROPOUT: tl.constexpr):  # fmt: skip
-    """OUT = dropout(max(z + b, 0)). Grid (n_row)."""
+def _relu(Z, SEED, OUT, n_row, drop, D: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr):
+    """OUT = dropout(max(z, 0)). Grid (n_row)."""
     row = tl.program_id(0)
     col = tl.arange(0, BLOCK)
     there = col < D
     at = row.to(tl.int64) * D + col
     z = tl.load(Z + at, mask=there, other=0.0).to(tl.float32)
-    b = tl.load(BIAS + col, mask=there, other=0.0).to(tl.float32)
-    out = _dropped(tl.maximum(z + b, 0.0), SEED, row, drop, BLOCK, DROPOUT)
+    relu = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)  # or a GPU makes 0 of NaN
+    out = _dropped(relu, SEED, row, drop, BLOCK, DROPOUT)
     tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def _bias_relu_backward(DOUT, OUT, DZ, PARTS, n_row, drop, D: tl.constexpr, BLOCK: tl.constexpr):
+def _relu_backward(DOUT, OUT, DZ, PARTS, n_row, drop, D: tl.constexpr, BLOCK: tl.constexpr):
     """DZ, and PARTS (P, D): sums over a program's rows of the bias's gradient. Grid (P)."""
     col = tl.arange(0, BLOCK)
     there = col < D
@@ -120,7 +119,7 @@ def _bias_relu_backward(DOUT, OUT, DZ, PARTS, n_row, drop, D: tl.constexpr, BLOC
         at = tl.cast(row, tl.int64) * D + col
         out = tl.load(OUT + at, mask=there, other=0.0)
         dout = tl.load(DOUT + at, mask=there, other=0.0).to(tl.float32)
-        dz = tl.where(out > 0, dout / (1 - drop), 0.0)
+        dz = tl.where(out > 0, dout / (1 - drop), tl.where(out == out, 0.0, out))
         of_bias += dz
         tl.store(DZ + at, dz.to(DZ.dtype.element_ty), mask=there)
     tl.store(PARTS + tl.program_id(0) * D + col, of_bias, mask=there)
@@ -181,23 +180,23 @@ def add_norm_backward(
     return dx, dy, parts_2PD
 
 
-def bias_relu(z: Tensor, bias_D: Tensor, seed: Tensor | None, p: float) -> Tensor:
+def relu(z: Tensor, seed: Tensor | None, p: float) -> Tensor:
     """The result in the dtype of z."""
     out = torch.empty_like(z)
     n_row, sizes = _sizes(z)
     with torch.cuda.device_of(z):
-        _untyped(_bias_relu)[(n_row,)](z, bias_D, seed, out, n_row, p, DROPOUT=p > 0, **sizes)
+        _untyped(_relu)[(n_row,)](z, seed, out, n_row, p, DROPOUT=p > 0, **sizes)
     return out
 
 
-def bias_relu_backward(dout: Tensor, out: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """The gradient of z, and parts of that of the bias, (P, D)."""
+def relu_backward(dout: Tensor, out: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """The gradient of z, and parts of its sum over rows, (P, D)."""
     dz = torch.empty_like(out)
     n_row, sizes = _sizes(out)
     n_part = min(n_row, PROGRAMS)
     parts_PD = out.new_empty(n_part, out.shape[-1], dtype=torch.float32)
     with torch.cuda.device_of(out):
-        _untyped(_bias_relu_backward)[(n_part,)](dout, out, dz, parts_PD, n_row, p, **sizes)
+        _untyped(_relu_backward)[(n_part,)](dout, out, dz, parts_PD, n_row, p, **sizes)
     return dz, parts_PD
 
 

@@ -182,7 +182,7 @@ class PlacedAttention(Attention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Attention.project`."""
         x_BTD = as_multiplied(x_BTD)
-        mem_BMD = as_multiplied(mem_BMD)
+        mem_BMD = as_multiplied(mem_BMD).to(x_BTD.dtype)
         placed_BTD, placed_BMD = self.pos.qk_input(x_BTD, mem_BMD, feats, span)
         k_BNSH = with_memory(self.heads(self.k_net(placed_BMD)), self.heads(self.k_net(placed_BTD)))
         q_BNTH = self.heads(self.q_net(placed_BTD))

@@ -235,6 +235,7 @@ def compute_in_chunks(ff: FeedForward, n_token: int) -> None:
 def _in_chunks(ff: FeedForward, n_token: int, input: Tensor) -> Tensor:
     if input.shape[1] <= n_token:
         return FeedForward.forward(ff, input)
+    ff.drop.seed = None  # each chunk draws its own, again when it is recomputed
     return torch.cat([_one(ff, part_BCD) for part_BCD in input.split(n_token, dim=1)], dim=1)
 
 
