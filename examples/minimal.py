@@ -168,6 +168,8 @@ def write(model: TransformerXL, token_B1: Tensor, n: int) -> list[int]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] == "--help":
+        sys.exit(print(__doc__))
     text = Path(sys.argv[1]).read_text(encoding="utf-8")
     characters = sorted(set(text))
     ids = torch.tensor([characters.index(c) for c in text[:1_000_000]])

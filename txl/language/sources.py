@@ -271,7 +271,9 @@ def _data_of(converted: Converted, source: Path) -> dict[str, Any]:
     if converted.data is None:
         return {}
     try:
-        said = {key: value for key, value in converted.data.items() if key != FORMER}
+        said: Any = converted.data
+        if isinstance(said, dict):
+            said = {key: value for key, value in said.items() if key != FORMER}
         data: dict[str, Any] = require_fields(said, DataConfig)
         DataConfig(**data)
     except ValueError as error:
