@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from txl.ops import triton_layer_rows
 from txl.ops.rel_attention import launch
 from txl.ops.rel_attention.fused import fused
 
@@ -120,6 +119,8 @@ def compile_attention(
 
 def compile_rows(d_model: int, d_inner: int, dtype: torch.dtype, dropout: float) -> list[Report]:
     """The kernels between the products of a layer."""
+    from txl.ops import triton_layer_rows
+
     x, weight = torch.empty(6, d_model), torch.empty(d_model)
     y, seed = x.to(dtype), torch.zeros(1, dtype=torch.int64)
     z = torch.empty(6, d_inner, dtype=dtype)

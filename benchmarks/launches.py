@@ -41,14 +41,7 @@ from txl.model import adaptive
 from txl.model import attention as model_attention
 from txl.model import layer as model_layer
 from txl.model import memory as model_memory
-from txl.ops import (
-    cast,
-    layer_rows,
-    lookup,
-    rel_attention,
-    softmax_kernel,
-    triton_layer_rows,
-)
+from txl.ops import cast, layer_rows, lookup, rel_attention
 from txl.ops import dropout as ops_dropout
 from txl.ops import linear as ops_linear
 from txl.ops import linear_cross_entropy as head
@@ -241,6 +234,8 @@ def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor] | None) -> Iterator[N
         ids: input and target of an update, whose words are grouped on the host; None: in a graph,
             which has room for any.
     """
+    from txl.ops import softmax_kernel  # imports Triton
+
     budget = {"cpu": head.BUDGET["cuda"]}
     launched = LaunchedRows(kernels)
     total_norm = functools.partial(torch.nn.utils.get_total_norm, foreach=True)
@@ -280,7 +275,10 @@ class LaunchedRows:
     """`txl.ops.triton_layer_rows` without its kernels, which are counted."""
 
     def __init__(self, kernels: Kernels) -> None:
+        from txl.ops.triton_layer_rows import PROGRAMS  # imports Triton
+
         self._kernels = kernels
+        self._n_part = PROGRAMS
 
     def add_norm(self, x: Tensor, y: Tensor, *others: Any) -> tuple[Tensor, ...]:
         """See there."""
@@ -289,7 +287,7 @@ class LaunchedRows:
 
     def add_norm_backward(self, dh: Any, dhalf: Any, x: Tensor, y: Tensor, *others: Any) -> Any:
         """See there."""
-        parts_2PD = x.new_empty(2, triton_layer_rows.PROGRAMS, x.shape[-1])
+        parts_2PD = x.new_empty(2, self._n_part, x.shape[-1])
         given = [d for d in (dh, dhalf) if d is not None]
         out = [torch.empty_like(x), torch.empty_like(y), parts_2PD]
         return self._launched("add_norm_backward", [*given, x, y], out)
@@ -300,7 +298,7 @@ class LaunchedRows:
 
     def relu_backward(self, dout: Tensor, out: Tensor, p: float) -> tuple[Tensor, ...]:
         """See there."""
-        parts_PD = dout.new_empty(triton_layer_rows.PROGRAMS, out.shape[-1], dtype=torch.float32)
+        parts_PD = dout.new_empty(self._n_part, out.shape[-1], dtype=torch.float32)
         return self._launched(
             "relu_dropout_backward", [dout, out], [torch.empty_like(out), parts_PD]
         )
