@@ -10,7 +10,6 @@ where a is, and elsewhere that of a over 1 - p.
 Compiled code has PyTorch's operators, which Inductor joins.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,9 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from txl.ops.dropout import Dropout
-from txl.ops.numbers import as_multiplied, on_gpu
+from txl.ops.numbers import HAS_TRITON, as_multiplied, on_gpu
 
-_HAS_TRITON = find_spec("triton") is not None
 _LARGEST = 8192
 """Numbers in a row that a program holds."""
 
@@ -83,7 +81,7 @@ def _is_half(x: Tensor) -> bool:
 def _is_fused(x: Tensor) -> bool:
     if not on_gpu(x) or torch.compiler.is_compiling():
         return False
-    return _HAS_TRITON and x.shape[-1] <= _LARGEST
+    return HAS_TRITON and x.shape[-1] <= _LARGEST
 
 
 def _drawn(drop: Dropout, device: torch.device) -> tuple[float, Tensor | None]:

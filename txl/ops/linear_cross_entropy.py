@@ -13,7 +13,6 @@ float16, where gradients that are made for 1, not for the scaled loss, may overf
 
 from collections.abc import Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,13 +23,12 @@ from torch.utils.checkpoint import checkpoint
 
 from txl.ops import onednn
 from txl.ops.linear import CAST_PAYS, linear, linear_in_part
-from txl.ops.numbers import at_least_float32, on_gpu, product_dtype, widened
+from txl.ops.numbers import HAS_TRITON, at_least_float32, on_gpu, product_dtype, widened
 
 IN_CACHE = 2**20
 """Logits whose softmax is computed at once on a CPU, in float32."""
 IN_SECOND_CACHE = 2**23
 """Logits in float32 that fit the second-level cache of an H100 or H200, which has 50 MB."""
-_HAS_TRITON = find_spec("triton") is not None
 BUDGET = {"cpu": 2**25, "cuda": 2**27}
 """Logits held at once (128 and 512 MiB in float32); a backward pass that recomputes them holds two
 more tensors of this size.
@@ -120,7 +118,7 @@ def _is_large(hidden_LE: Tensor, n_word: int) -> bool:
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cuda" and _HAS_TRITON and dtype != torch.float64
+    return device.type == "cuda" and HAS_TRITON and dtype != torch.float64
 
 
 def _is_in_place(hidden_LE: Tensor) -> bool:

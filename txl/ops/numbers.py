@@ -3,6 +3,7 @@ sines and cosines of positions or distances.
 """
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ AUTOCAST_DEVICES = frozenset(
 """Looked up on import: torch.compile cannot trace `is_autocast_available` in every supported
 version.
 """
+HAS_TRITON = find_spec("triton") is not None
+"""Looked up on import for the same reason."""
 
 
 def is_autocast_on(device: torch.device) -> bool:

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from txl.config import KEEP_MIB
-from txl.ops.numbers import is_autocast_on, product_dtype
+from txl.ops.numbers import HAS_TRITON, is_autocast_on, product_dtype
 from txl.ops.rel_attention.dense import LONG, dense
 from txl.ops.rel_attention.naive import naive
 from txl.ops.rel_attention.tiles import LARGEST_FUSED_HEAD, Operands
@@ -27,8 +26,6 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "dense": dense,
     "fused": _fused,
 }
-
-_HAS_TRITON = find_spec("triton") is not None  # on import: torch.compile cannot trace the lookup
 
 
 def rel_attention(
@@ -126,7 +123,7 @@ def refusal(impl: str, device: torch.device, *, d_head: int) -> str | None:
         return None
     if device.type != "cuda":
         return "needs a GPU; leave the flag out, or use dense"
-    if not _HAS_TRITON:
+    if not HAS_TRITON:
         return "needs Triton, which is not installed; pip install triton"
     if d_head > LARGEST_FUSED_HEAD:
         return f"supports heads of up to {LARGEST_FUSED_HEAD}, not {d_head}; use dense"
