@@ -527,10 +527,11 @@ def test_files_that_are_named_nearly_as_temporary_ones_stay(tmp_path: Path) -> N
 
 def test_a_card_names_no_folder_of_a_machine(here: Here) -> None:
     """Neither of the text, in the command of the training, nor of what was converted."""
-    here(f"train --data {Path('text').absolute()} --work_dir {Path('far').absolute()}")
-    here(f"convert {Path('far').absolute()} there")
-    here(f"convert {Path('far').absolute()} hf --to huggingface")
-    here(f"convert {Path('hf').absolute()} again")
+    text, far, hf = (shlex.quote(str(Path(name).absolute())) for name in ("text", "far", "hf"))
+    here(f"train --data {text} --work_dir {far}")
+    here(f"convert {far} there")
+    here(f"convert {far} hf --to huggingface")
+    here(f"convert {hf} again")
     for name in ("there", "hf", "again"):
         card = Path(name, "README.md").read_text()
         assert str(Path.cwd()) not in card

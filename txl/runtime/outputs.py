@@ -85,11 +85,11 @@ def require_free(path: Path, kind: Kind, *, flag: str = "") -> None:
     """
     name = f"{flag} {path}".strip()
     if not is_stream(path):
-        require_writable(path)
         require(
-            path.is_file() or path.is_symlink() or not path.exists(),
+            path.is_file() or path.is_dir() or path.is_symlink() or not path.exists(),
             f"{name}: is a device or a socket, and nothing is written there; name a file",
         )
+        require_writable(path)
     require(
         is_free(path, kind),
         f"{name}: is there, and is nothing that {kind.name} writes; name another file, or remove it",
