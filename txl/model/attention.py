@@ -52,8 +52,7 @@ class RelativeSoftmax(nn.Module):
 class Attention(nn.Module):
     """Queries of the new tokens attend to keys and values of [memory, segment].
 
-    Queries are projected for new tokens only (the original discards those of the memory); memory
-    and segment apart: joined first, the memory would get a gradient, to be discarded.
+    Queries are projected for new tokens only: the original discards those of the memory.
     """
 
     def __init__(self, config: ModelConfig, pos: Any, rule: Any) -> None:

@@ -88,3 +88,8 @@ def sinusoid(position: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     wide = at_least_float32(dtype)
     angle = position.to(wide)[:, None] * freq.to(wide)
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
+
+
+def in_one_piece(x: Tensor, y: Tensor) -> bool:
+    """True if both are in one piece of memory, and have the same strides."""
+    return x.stride() == y.stride() and x.untyped_storage()._cdata == y.untyped_storage()._cdata

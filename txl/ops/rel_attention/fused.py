@@ -27,6 +27,7 @@ from txl.ops.rel_attention.launch import (
     incoming,
     n_tiles,
     padded_head,
+    shared_gradients,
 )
 from txl.ops.rel_attention.tiles import LARGEST_FUSED_HEAD, Operands
 
@@ -138,8 +139,10 @@ def _backward(
     window: int,
     dropout: float,
     keep_mib: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v, r, u and w, the last three in float32."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, of k and v beside each other, (B, S, 2, N, H), of r, u and w, the last two
+    in float32.
+    """
     with torch.cuda.device_of(dout_BNTH):
         k_BNSP = aligned(k_BNSP)
         v_BNSP = aligned(v_BNSP)
@@ -150,9 +153,10 @@ def _backward(
         grad = incoming(call, dout_BNTH, out_BNTH, lse_BNT)
         if n_sequence := sequences_that_fit(call, keep_mib):
             return kept_backward(call, grad, n_sequence)
-        dk_BNSH, dv_BNSH, du_NH = backward_keys(call, grad)
-        dq_BNTH, sum_NH = backward_queries(call, grad)
-        return dq_BNTH, dk_BNSH, dv_BNSH, backward_places(call, grad), du_NH, sum_NH - du_NH
+        dkv_BS2NH, du_PNH = backward_keys(call, grad)
+        dq_BNTH, sum_PNH = backward_queries(call, grad)
+        dr_PSNH = backward_places(call, grad)
+        return dq_BNTH, dkv_BS2NH, *shared_gradients(call, du_PNH, sum_PNH, dr_PSNH)
 
 
 def _fake_backward(
@@ -172,12 +176,10 @@ def _fake_backward(
 ):
     B, N, T, H = out_BNTH.shape
     S = k_BNSP.shape[2]
-    dq_BNTH, dk_BNSH, dv_BNSH = (out_BNTH.new_empty(B, L, N, H).transpose(1, 2) for L in (T, S, S))
     return (
-        dq_BNTH,
-        dk_BNSH,
-        dv_BNSH,
-        lse_BNT.new_empty(S, N, H),
+        out_BNTH.new_empty(B, T, N, H).transpose(1, 2),
+        out_BNTH.new_empty(B, S, 2, N, H),
+        out_BNTH.new_empty(S, N, H),
         lse_BNT.new_empty(N, H),
         lse_BNT.new_empty(N, H),
     )
@@ -194,8 +196,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> Non
 def _gradients(
     ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor
 ) -> tuple[Tensor, ...]:
-    dq, dk, dv, *shared = backward(dout_BNTH, *ctx.saved_tensors, *ctx.numbers)
-    return dq, dk, dv, *(x.to(dtype) for x, dtype in zip(shared, ctx.dtypes, strict=True))
+    dq, dkv_BS2NH, *shared = backward(dout_BNTH, *ctx.saved_tensors, *ctx.numbers)
+    return (
+        dq,
+        *dkv_BS2NH.transpose(1, 3).unbind(2),
+        *(x.to(dtype) for x, dtype in zip(shared, ctx.dtypes, strict=True)),
+    )
 
 
 operator = Operator(
@@ -224,10 +230,8 @@ def sequences_that_fit(call: Call, mib: int) -> int:
 
 def kept_backward(
     call: Call, grad: Incoming, n_sequence: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v, r, u and w, the last three in float32; so many
-    sequences at a time.
-    """
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What `_backward` returns, so many sequences at a time."""
     B, N, T, S, *_ = call.numbers()
     keys = launch.key_gradients(call, grad, "kept_keys")
     dq_BNTH = launch.empty((B, T, N, call.H), call.qu_BNTP).transpose(1, 2)
@@ -242,8 +246,8 @@ def kept_backward(
         launch.launch_keys(call, grad, keys, "kept_keys", part, first)
         _queries(call, part, first, dq_BNTH, sum_PNH)
         _places(call, part, first, dr)
-    du_NH = keys.du_PNH.sum(0)
-    return dq_BNTH, keys.dk_BNSH, keys.dv_BNSH, dr_PSNH.sum(0), du_NH, sum_PNH.sum(0) - du_NH
+    shared = shared_gradients(call, keys.du_PNH, sum_PNH, dr_PSNH)
+    return dq_BNTH, keys.dkv_BS2NH, *shared
 
 
 def _row_length(call: Call) -> int:

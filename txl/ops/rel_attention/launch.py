@@ -171,7 +171,7 @@ def incoming(call: Call, dout_BNTH: Tensor, out_BNTH: Tensor, lse_BNT: Tensor) -
 
 
 def backward_queries(call: Call, grad: Incoming) -> tuple[Tensor, Tensor]:
-    """(dq_BNTH, its sum over batch and queries (N, H) in float32, which is du + dw)."""
+    """dq_BNTH, and parts of its sum over batch and queries in float32, (P, N, H), which is du + dw."""
     kernels = _attention_kernels()
     B, N, T, *_ = call.numbers()
     tiles = n_tiles(T, call.tile("queries").side)
@@ -181,21 +181,22 @@ def backward_queries(call: Call, grad: Incoming) -> tuple[Tensor, Tensor]:
         *call.tensors(), *grad, dq_BNTH, sum_PNH, call.seed, call.scale, *call.numbers(),
         *grad.dout_BNTP.stride()[:3], *dq_BNTH.stride()[:3], **call.constants("queries"),
     )  # fmt: skip
-    return dq_BNTH, sum_PNH.sum(0)
+    return dq_BNTH, sum_PNH
 
 
-def backward_keys(call: Call, grad: Incoming) -> tuple[Tensor, Tensor, Tensor]:
-    """(dk_BNSH, dv_BNSH, du_NH), the last in float32."""
+def backward_keys(call: Call, grad: Incoming) -> "KeyGradients":
+    """Those of keys and values, and parts of du."""
     found = key_gradients(call, grad, "keys")
     launch_keys(call, grad, found, "keys")
-    return found.dk_BNSH, found.dv_BNSH, found.du_PNH.sum(0)
+    return found
 
 
 class KeyGradients(NamedTuple):
-    """What `backward_keys` fills: gradients of keys and values, and parts of du in float32."""
+    """What `backward_keys` fills: gradients of keys and values beside each other, and parts of du in
+    float32.
+    """
 
-    dk_BNSH: Tensor
-    dv_BNSH: Tensor
+    dkv_BS2NH: Tensor
     du_PNH: Tensor
 
 
@@ -203,8 +204,8 @@ def key_gradients(call: Call, grad: Incoming, kernel: str) -> KeyGradients:
     """Not yet filled."""
     B, N, _, S, *_ = call.numbers()
     tiles = n_tiles(S, call.tile(kernel).side)
-    dk_BNSH, dv_BNSH = (empty((B, S, N, call.H), call.qu_BNTP).transpose(1, 2) for _ in range(2))
-    return KeyGradients(dk_BNSH, dv_BNSH, empty((B * tiles, N, call.H), grad.lse_BNT))
+    dkv_BS2NH = empty((B, S, 2, N, call.H), call.qu_BNTP)
+    return KeyGradients(dkv_BS2NH, empty((B * tiles, N, call.H), grad.lse_BNT))
 
 
 def launch_keys(
@@ -221,14 +222,17 @@ def launch_keys(
     kernels = _attention_kernels()
     B, N, _, S, *_ = call.numbers()
     count, row = (B, 0) if e_CNTL is None else (len(e_CNTL), e_CNTL.shape[3])
+    dk_BNSH, dv_BNSH = found.dkv_BS2NH.transpose(1, 3).unbind(2)
     kernels.backward_keys[(n_tiles(S, call.tile(kernel).side) * count * N,)](
-        *call.tensors(), *grad, *found, e_CNTL, call.seed, call.scale, first, *call.numbers(),
-        *grad.dout_BNTP.stride()[:3], *found.dk_BNSH.stride()[:3], row, **call.constants(kernel),
+        *call.tensors(), *grad, dk_BNSH, dv_BNSH, found.du_PNH, e_CNTL, call.seed, call.scale, first, *call.numbers(),
+        *grad.dout_BNTP.stride()[:3], *dk_BNSH.stride()[:3], row, **call.constants(kernel),
     )  # fmt: skip
 
 
 def backward_places(call: Call, grad: Incoming) -> Tensor:
-    """dr_SNH in float32. With too few heads and distances to fill a GPU, the batch is split."""
+    """Parts of dr in float32, (P, S, N, H): with too few heads and distances to fill a GPU, the
+    batch is split.
+    """
     kernels = _attention_kernels()
     B, N, T, S, *_ = call.numbers()
     side = call.tile("places").side
@@ -239,7 +243,25 @@ def backward_places(call: Call, grad: Incoming) -> Tensor:
         *call.tensors(), *grad, dr_PSNH, call.seed, *call.numbers(), *grad.dout_BNTP.stride()[:3], splits,
         **call.constants("places"),
     )  # fmt: skip
-    return dr_PSNH.sum(0)
+    return dr_PSNH
+
+
+def shared_gradients(
+    call: Call, du_PNH: Tensor, sum_PNH: Tensor, dr_PSNH: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of r, u and w, given parts of those of r and u and of u + w. That of r has its
+    dtype, the others float32.
+    """
+    kernels = _row_kernels()
+    dr_SNH = empty((call.k_BNSP.shape[2], *du_PNH.shape[1:]), call.qu_BNTP)
+    du_NH, dw_NH = (empty((*du_PNH.shape[1:],), du_PNH) for _ in range(2))
+    rows, cols = 16, 64
+    grid = n_tiles(dr_SNH.numel(), rows * cols) + n_tiles(du_NH.numel(), cols)
+    kernels.sum_parts[(grid,)](
+        du_PNH, sum_PNH, dr_PSNH, du_NH, dw_NH, dr_SNH, len(du_PNH), len(sum_PNH), len(dr_PSNH),
+        dr_SNH.numel(), du_NH.numel(), ROWS=rows, COLS=cols,
+    )  # fmt: skip
+    return dr_SNH, du_NH, dw_NH
 
 
 def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

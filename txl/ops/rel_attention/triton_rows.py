@@ -6,7 +6,20 @@ Conventions: `triton_kernels`.
 import triton
 import triton.language as tl
 
-LENGTHS = ("B", "N", "T", "S", "window", "splits", "first", "count")
+LENGTHS = (
+    "B",
+    "N",
+    "T",
+    "S",
+    "window",
+    "splits",
+    "first",
+    "count",
+    "n_u",
+    "n_sum",
+    "n_r",
+    "n_number",
+)
 """They change while a memory fills, which must not recompile a kernel."""
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -134,3 +147,39 @@ def deltas(OUT, DO, DELTA, N, T, o_b, o_n, o_l, do_b, do_n, do_l, ROWS: tl.const
     out = _rows(OUT + bn // N * o_b + bn % N * o_n, row, T, o_l, H, D).to(tl.float32)
     dout = _rows(DO + bn // N * do_b + bn % N * do_n, row, T, do_l, H, D).to(tl.float32)
     tl.store(DELTA + bn * T + row, tl.sum(out * dout, 1), mask=row < T)
+
+
+@triton.jit
+def _sum_rows(X, n_row, col, n_col, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The sums of the columns `col` of X (n_row, n_col)."""
+    sums = tl.zeros([ROWS, COLS], tl.float32)
+    for first in range(0, n_row, ROWS):
+        row = first + tl.arange(0, ROWS)
+        there = (row < n_row)[:, None] & (col < n_col)[None, :]
+        sums += tl.load(X + row[:, None] * n_col + col[None, :], mask=there, other=0.0)
+    return tl.sum(sums, 0)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def sum_parts(U_PARTS, SUM_PARTS, R_PARTS, DU, DW, DR, n_u, n_sum, n_r, n_number, n_bias, ROWS: tl.constexpr,
+              COLS: tl.constexpr):  # fmt: skip
+    """DR: the sum of R_PARTS (n_r, n_number). DU: that of U_PARTS (n_u, n_bias); DW: that of
+    SUM_PARTS (n_sum, n_bias) without DU.
+
+    Grid (tiles of ROWS * COLS numbers of r + tiles of COLS numbers of the biases).
+    """
+    n_each: tl.constexpr = ROWS * COLS
+    tiles = tl.cdiv(n_number, n_each)
+    if tl.program_id(0) < tiles:
+        at = tl.program_id(0) * n_each + tl.arange(0, n_each)
+        sums = tl.zeros([n_each], tl.float32)
+        for part in range(0, n_r):
+            first = tl.cast(part, tl.int64) * n_number
+            sums += tl.load(R_PARTS + first + at, mask=at < n_number, other=0.0)
+        tl.store(DR + at, sums.to(DR.dtype.element_ty), mask=at < n_number)
+    else:
+        col = (tl.program_id(0) - tiles) * COLS + tl.arange(0, COLS)
+        du = _sum_rows(U_PARTS, n_u, col, n_bias, ROWS, COLS)
+        dw = _sum_rows(SUM_PARTS, n_sum, col, n_bias, ROWS, COLS) - du
+        tl.store(DU + col, du, mask=col < n_bias)
+        tl.store(DW + col, dw, mask=col < n_bias)
