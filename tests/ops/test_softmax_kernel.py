@@ -6,9 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.laws.conftest import SIZES
 from tests.ops.test_linear_cross_entropy import case, definition
+from txl import ModelConfig
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.ops import linear_cross_entropy as module
 from txl.ops.linear_cross_entropy import linear_cross_entropy
+from txl.ops.lookup import Room, shapes_for_any_ids
 
 pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
 
@@ -50,9 +54,8 @@ def test_a_number_that_is_none_spoils_its_row_in_the_kernel() -> None:
 def test_the_head_by_the_kernel_keeps_no_logits(
     dtype: torch.dtype, n_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there are more than fit the cache, in one part and in several."""
+    """In one part and in several."""
     monkeypatch.setattr(module, "_has_kernel", lambda *_: True)
-    monkeypatch.setattr(module, "IN_SECOND_CACHE", 30 * 40 - 1)
     monkeypatch.setattr(module, "BUDGET", {"cpu": 30 // n_chunk * 40})
     *leaves, target_L, _ = case(30, 40)
     leaves = [leaf.float() for leaf in leaves]
@@ -72,3 +75,36 @@ def test_the_head_by_the_kernel_keeps_no_logits(
         found.append([nll_L, *torch.autograd.grad(nll_L.mean(), own)])
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
+
+
+def test_a_row_without_a_target_has_no_nats_and_no_gradient() -> None:
+    logit_CV = torch.randn(3, 9)
+    expected_CV = logit_CV.clone()
+    expected_C = gradients_in_place(expected_CV, torch.tensor([4, 0, 8]))
+    found_C = gradients_in_place(logit_CV, torch.tensor([4, -1, 8]))
+    torch.testing.assert_close(found_C, expected_C * torch.tensor([1, 0, 1]))
+    torch.testing.assert_close(logit_CV, expected_CV * torch.tensor([[1], [0], [1]]))
+
+
+@pytest.mark.parametrize("n_more", [0, 3])
+def test_clusters_with_room_by_the_kernel_are_those_of_the_definition(
+    n_more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values, and gradients: those of a tied table are written where they belong."""
+    config = ModelConfig(**SIZES | {"n_token": 12, "cutoffs": (3, 7)})
+    embedding = AdaptiveEmbedding(config)
+    softmax = AdaptiveSoftmax(config, embedding)
+    wanted = list(dict.fromkeys([*embedding.parameters(), *softmax.parameters()]))
+    ids = torch.tensor([[0, 5, 11, 4, 0, 8, 8, 2, 1, 10]])
+    room = Room(config.cluster_sizes, [10, 2 + n_more, 4 + n_more])
+
+    def results() -> list[torch.Tensor]:
+        tables: list[torch.Tensor] = []
+        nll_BT = softmax.nll(embedding(ids, tables).tanh(), ids, tables, same_weight=True)
+        return [nll_BT, *torch.autograd.grad(nll_BT.mean(), wanted)]
+
+    expected = results()
+    monkeypatch.setattr(module, "_has_kernel", lambda *_: True)
+    with shapes_for_any_ids(room):
+        found = results()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -233,7 +233,7 @@ def test_why_nothing_is_recorded_is_known_before() -> None:
     gpu = torch.device("cuda")
     assert why_no_graph(config(), Ranks(0, 1, gpu)) == ""
     assert "device is cpu" in why_no_graph(config(), Ranks(0, 1, torch.device("cpu")))
-    assert "there are 8, where --compile" in why_no_graph(config(), Ranks(0, 8, gpu))
+    assert "there are 8; several can have --compile" in why_no_graph(config(), Ranks(0, 8, gpu))
     assert "--varlen" in why_no_graph(config(varlen=True, cuda_graph="auto"), Ranks(0, 1, gpu))
 
 

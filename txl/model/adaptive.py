@@ -16,6 +16,7 @@ from txl.config import ModelConfig
 from txl.ops.linear_cross_entropy import linear_cross_entropy, whole
 from txl.ops.lookup import Members, check_ids, classes_and_members, look_up, members, to_device
 from txl.ops.numbers import at_least_float32, is_autocast_on, widened
+from txl.ops.table import split_table
 
 
 def _table(*shape: int) -> nn.Parameter:
@@ -127,8 +128,8 @@ class AdaptiveSoftmax(nn.Module):
         """
         (head, *clusters), tail = self.by_cluster(hidden, target, tables)
         nll_L = linear_cross_entropy(*head, same_weight=same_weight)
-        alike = same_weight and tail.all_count
-        of_tail = [linear_cross_entropy(*cluster, same_weight=alike) for cluster in clusters]
+        how = {"same_weight": same_weight, "all_count": tail.all_count}
+        of_tail = [linear_cross_entropy(*cluster, **how) for cluster in clusters]
         return tail.added(nll_L, of_tail).view(target.shape)
 
     def by_cluster(
@@ -151,7 +152,7 @@ class AdaptiveSoftmax(nn.Module):
         weights = [*tables]
         biases = self.biases_of(tables)
         if len(weights) < len(self.sizes):  # one split has one gradient table, slices one each
-            weights = [*weights[0].split(self.sizes)]
+            weights = split_table(weights[0], self.sizes)
             biases = [*biases[0].split(self.sizes)]
         parts = [[weight] for weight in weights], [[bias] for bias in biases]
         if self.n_tail:

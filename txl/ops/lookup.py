@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from txl.ops.numbers import on_gpu
 from txl.ops.operator import is_traced
+
+NO_WORD = -1
+"""A target that counts for nothing."""
 
 
 def check_ids(ids: Tensor, n_token: int) -> None:
@@ -86,7 +90,27 @@ class Members(NamedTuple):
         return x.masked_fill(self.is_lost, torch.nan)
 
 
-class Room(NamedTuple):
+class _Places(NamedTuple):
+    """The places of C clusters of words in a room, on a device.
+
+    Attributes:
+        first_C1, end_C1: the words of each cluster.
+        before_C1: how many places there are before its first.
+        most_C1: how many it has.
+        cluster_P: of each place its cluster.
+        rank_P: of each place its number within the cluster.
+    """
+
+    first_C1: Tensor
+    end_C1: Tensor
+    before_C1: Tensor
+    most_C1: Tensor
+    cluster_P: Tensor
+    rank_P: Tensor
+
+
+@dataclass(frozen=True)
+class Room:
     """How many ids of a text each cluster of a vocabulary has room for, the shortlist first.
 
     Attributes:
@@ -96,6 +120,7 @@ class Room(NamedTuple):
 
     sizes: Sequence[int]
     at_most: Sequence[int]
+    _places: dict[Any, _Places] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, sizes: Sequence[int], shares: Sequence[float], n_id: int) -> "Room":
@@ -117,6 +142,32 @@ class Room(NamedTuple):
         cluster_L = torch.bucketize(ids.flatten().contiguous(), ends[:-1], right=True)
         n_C = torch.bincount(cluster_L, minlength=len(self.sizes)).tolist()
         return all(n <= most for n, most in zip(n_C, self.at_most, strict=True))
+
+    def places(self, begin: int, n_id: int, device: torch.device) -> _Places:
+        """Those of the clusters from `begin` on, for n_id ids; a recorded update reads them where they
+        are.
+        """
+        key = begin, n_id, device
+        if key not in self._places:
+            self._places[key] = self._made_places(begin, n_id, device)
+        return self._places[key]
+
+    def _made_places(self, begin: int, n_id: int, device: torch.device) -> _Places:
+        first_C, end_C, before_C, most_C, cluster_P, rank_P = [], [], [], [], [], []
+        word = sum(self.sizes[:begin])
+        for c, size in enumerate(self.sizes[begin:]):
+            most = min(self.at_most[begin + c], n_id)
+            first_C.append(word)
+            word += size
+            end_C.append(word)
+            before_C.append(len(rank_P))
+            most_C.append(most)
+            cluster_P += [c] * most
+            rank_P += range(most)
+        found = (first_C, end_C, before_C, most_C, cluster_P, rank_P)
+        *each_C, cluster_P, rank_P = (torch.tensor(x, dtype=torch.int64) for x in found)
+        each_C1 = [x_C[:, None] for x_C in each_C]
+        return _Places(*(x.to(device) for x in (*each_C1, cluster_P, rank_P)))
 
 
 _room = ContextVar[Room | None]("room", default=None)
@@ -141,7 +192,7 @@ def members(id_L: Tensor, sizes: Sequence[int], device: torch.device) -> Members
     """
     room = _room.get()
     if room is not None:
-        return _in_room(to_device(id_L, device), sizes, 0, room.at_most)
+        return _in_room(to_device(id_L, device), room, 0, empty=0)
     orders, places = _by_cluster(id_L, sizes, 0)
     lengths = [*map(len, orders)]
     place_P, order_P = to_device(torch.cat([*places, *orders]), device).split([len(id_L)] * 2)
@@ -152,13 +203,13 @@ def classes_and_members(
     id_L: Tensor, sizes: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Members]:
     """The class of each id in the head of an adaptive softmax, (L,), which has the words of the
-    first cluster and an entry for each other one; and the ids of these others. Copies and
-    synchronises as `members`.
+    first cluster and an entry for each other one; and the ids of these others, `NO_WORD` at places
+    without one. Copies and synchronises as `members`.
     """
     room = _room.get()
     if room is not None:
         id_L = to_device(id_L, device)
-        return _classes(id_L, sizes), _in_room(id_L, sizes[1:], sizes[0], room.at_most[1:])
+        return _classes(id_L, sizes), _in_room(id_L, room, 1, empty=NO_WORD)
     class_L = id_L.to(torch.int64, copy=True)
     orders, places = _by_cluster(id_L, sizes[1:], sizes[0])
     for c, order in enumerate(orders):
@@ -169,33 +220,28 @@ def classes_and_members(
     return class_L, Members(place_P, order_P, lengths)
 
 
-def _in_room(id_L: Tensor, sizes: Sequence[int], first: int, at_most: Sequence[int]) -> Members:
-    """Of clusters, the first of which begins at the word `first`, in operations whose shapes do not
-    depend on the ids.
+def _in_room(id_L: Tensor, room: Room, begin: int, *, empty: int) -> Members:
+    """Of the clusters from `begin` on, in operations whose shapes do not depend on the ids. `empty`:
+    the index where there is none.
     """
     n_id = len(id_L)
-    at_L = torch.arange(n_id, device=id_L.device)
-    orders = [at_L[:0]]
-    places = [at_L[:0]]
-    are_own = [at_L[:0].bool()]
-    are_lost = [are_own[0].any()]
-    lengths = []
-    for size, most in zip(sizes, at_most, strict=True):
-        most = min(most, n_id)
-        is_own_L = (id_L >= first) & (id_L < first + size)
-        rank_L = is_own_L.cumsum(0)  # from 1 on
-        # places 1 to `most`; those that stay empty have ids of their own, to which they add nothing
-        slot_L = (rank_L * is_own_L).clamp(max=most + 1)
-        order_R = torch.arange(-1, most + 1, device=id_L.device).scatter(0, slot_L, at_L)[1:-1]
-        is_own_R = at_L[:most] < rank_L[-1:]
-        orders.append(order_R)
-        places.append((id_L.index_select(0, order_R) - first).where(is_own_R, 0))
-        are_own.append(is_own_R)
-        are_lost.append(rank_L[-1] > most)
-        lengths.append(most)
-        first += size
-    is_lost = torch.stack(are_lost).any()
-    return Members(torch.cat(places), torch.cat(orders), lengths, torch.cat(are_own), is_lost)
+    place = room.places(begin, n_id, id_L.device)
+    lengths = [min(most, n_id) for most in room.at_most[begin:]]
+    n_place = len(place.rank_P)
+    is_own_CL = (id_L >= place.first_C1) & (id_L < place.end_C1)
+    rank_CL = is_own_CL.cumsum(1)  # from 1 on
+    count_C1 = rank_CL[:, -1:]
+    has_place_CL = is_own_CL & (rank_CL <= place.most_C1)
+    slot_CL = (rank_CL + (place.before_C1 - 1)).where(has_place_CL, n_place)
+    # a place that stays empty has an id of its own, to which it adds nothing; the last one is spare
+    order_P = torch.cat([place.rank_P, slot_CL.new_zeros(1)])
+    at_CL = torch.arange(n_id, device=id_L.device).expand_as(slot_CL)
+    order_P = order_P.scatter_(0, slot_CL.flatten(), at_CL.flatten())[:-1]
+    is_own_P = place.rank_P < count_C1[:, 0].index_select(0, place.cluster_P)
+    first_P = place.first_C1[:, 0].index_select(0, place.cluster_P)
+    place_P = (id_L.index_select(0, order_P) - first_P).where(is_own_P, empty)
+    is_lost = (count_C1 > place.most_C1).any()
+    return Members(place_P, order_P, lengths, is_own_P, is_lost)
 
 
 def _classes(id_L: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -1,7 +1,7 @@
 """The softmax of logits and their gradients in one kernel, in Triton.
 
 Of each row, with the target t: nats = log(sum_w exp(x_w)) - x_t, and dx_w = exp(x_w) / sum - [w = t].
-The row is read twice and written once; sums are in float32.
+Of a row without a target (-1) both are 0. A row is read twice and written once; sums are in float32.
 """
 
 from typing import Any
@@ -33,11 +33,13 @@ def _gradients(logit_ptr, target_ptr, nats_ptr, n_word, D: tl.constexpr):
         own_D += tl.where(word_D == target, x_D, 0.0)
     top = tl.max(top_D, 0)
     log_sum = top + tl.log(tl.sum(sum_D * tl.exp(top_D - top), 0))
-    tl.store(nats_ptr + row, log_sum - tl.sum(own_D, 0))
+    counts = target >= 0
+    tl.store(nats_ptr + row, tl.where(counts, log_sum - tl.sum(own_D, 0), 0.0))
     for begin in range(0, n_word, D):
         word_D = begin + tl.arange(0, D)
         x_D = tl.load(first + word_D, mask=word_D < n_word, other=LOWEST).to(tl.float32)
         dx_D = tl.exp(x_D - log_sum) - tl.where(word_D == target, 1.0, 0.0)
+        dx_D = tl.where(counts, dx_D, 0.0)
         tl.store(first + word_D, dx_D.to(logit_ptr.dtype.element_ty), mask=word_D < n_word)
 
 

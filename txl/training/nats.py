@@ -91,7 +91,8 @@ def smoothing(softmax: AdaptiveSoftmax, hidden: Tensor, target: Tensor) -> Tenso
     """
     clusters, tail = softmax.by_cluster(hidden, target)
     gaps = []
-    for hidden_LE, weights, biases, column_L in clusters:
+    for hidden_LE, weights, biases, target_L in clusters:
+        column_L = target_L.clamp(min=0)  # what it adds where there is no word is left out
         weight_CE = torch.cat(weights)
         bias_C = torch.cat(biases)
         apart_LE = F.embedding(column_L, weight_CE) - weight_CE.mean(0)

@@ -1,7 +1,7 @@
 """An update that is recorded once and repeated as a CUDA graph (--cuda_graph)."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,10 +41,7 @@ def why_no_graph(config: TrainConfig, ranks: Ranks) -> str:
     if ranks.device.type != "cuda":
         return f"the device is {ranks.device.type}"
     if ranks.world > 1:
-        return (
-            f"for one process, and there are {ranks.world}, where --compile has fewer kernels"
-            " launched"
-        )
+        return f"for one process, and there are {ranks.world}; several can have --compile"
     if config.unlike_updates:
         return f"no graph can hold {config.unlike_updates}"
     return ""
@@ -172,7 +169,7 @@ class _Recording:
 
         def work() -> None:
             left = update(self._batch, self._memories)
-            _copy(left.memories, self._memories)
+            copy_memories(left.memories, self._memories)
             self._left = left
 
         self._repeat = record(work)
@@ -191,16 +188,17 @@ class _Recording:
                     given = given.pin_memory()  # or the copy waits
                 place.copy_(given, non_blocking=True)
         if memories is not self._memories:
-            _copy(memories, self._memories)
+            copy_memories(memories, self._memories)
 
 
-def _copy(memories: list[Memory | None], into: list[Memory | None]) -> None:
+def copy_memories(memories: Sequence[Memory | None], into: Sequence[Memory | None]) -> None:
+    """Write memories where others of the same shapes are; those of a part in one kernel."""
     for memory, place in zip(memories, into, strict=True):
         assert memory is not None
         assert place is not None
         given = memory.named()
-        for name, tensor in place.named().items():
-            tensor.copy_(given[name])
+        places = place.named()
+        torch._foreach_copy_([*places.values()], [given[name] for name in places])  # type: ignore[attr-defined]  # no public form
 
 
 def _shapes(batch: Batch, memories: list[Memory | None]) -> list[torch.Size] | None:
