@@ -1,11 +1,11 @@
 """Kernel launches, bytes and FLOP of one training update on a GPU, counted without one.
 
-    python -m benchmarks.launches [--shapes nvidia-base] [--optims adam] [--graph] [--top 12]
+    python -m benchmarks.launches [--shapes nvidia-base] [--optims adam] [--graph] [--compile] [--top 12]
 
 The update runs on fake tensors, which have shapes and no values, along the code paths of a GPU in
 bfloat16 and over a full memory. Each operator is counted as the kernels that PyTorch 2.13 launches
-for it on CUDA, our own operators by their code. What is not counted: padding and workspaces of the
-libraries, and `torch.compile`, whose kernels nobody knows before it has a GPU.
+for it on CUDA, our own operators by their code, compiled layers by the kernels that Inductor writes
+for an H200. What is not counted: padding and workspaces of the libraries.
 
 The last line is JSON, one object for each shape and optimizer:
     launches   kernels of an update
@@ -22,14 +22,14 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.shapes import TRAINING, Shape
@@ -49,6 +49,7 @@ from txl.ops.lookup import Room, shapes_for_any_ids
 from txl.ops.operator import Operator
 from txl.ops.rel_attention.launch import n_tiles
 from txl.training import optimizers
+from txl.training.repeated import copy_memories
 from txl.training.step import TrainState
 
 
@@ -59,6 +60,20 @@ class Part:
     launches: Counter[str] = dataclasses.field(default_factory=Counter)
     n_byte: int = 0
     flop: int = 0
+
+
+class Kernel(NamedTuple):
+    """One of a compiled layer.
+
+    Attributes:
+        name: the operator, "fused" for what Inductor writes itself.
+        args: the operator's.
+        n_byte: read and written.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    n_byte: int
 
 
 class Kernels(TorchDispatchMode):
@@ -99,6 +114,18 @@ class Kernels(TorchDispatchMode):
         elif not name.startswith("rel_attention"):
             part.n_byte += bytes_of(name, args, read, written)
 
+    def unseen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, run without this mode: torch.compile leaves alone what a mode looks at."""
+
+        @functools.wraps(function)
+        def run(*args: Any, **options: Any) -> Any:
+            if not self.is_on:
+                return function(*args, **options)
+            with _pop_mode_temporarily():
+                return function(*args, **options)
+
+        return run
+
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
         """Kernels inside belong to this part."""
@@ -118,6 +145,18 @@ class Kernels(TorchDispatchMode):
                 return function(*args, **options)
 
         return within
+
+    def note_compiled(self, kernel: Kernel, is_backward: bool) -> None:
+        """Count a kernel of a compiled layer."""
+        if not self.is_on:
+            return
+        part = self.parts["backward" if is_backward else self.part]
+        part.launches[kernel.name] += launches_of(kernel.name, kernel.args, [])
+        if kernel.name in PRODUCTS:
+            left, right = kernel.args[1:3] if "add" in kernel.name else kernel.args[:2]
+            part.flop += 2 * left.numel() * right.shape[-1]
+        elif not kernel.name.startswith("rel_attention"):
+            part.n_byte += kernel.n_byte
 
     def total(self) -> dict[str, int]:
         """Of all parts, as the last line prints it."""
@@ -165,7 +204,7 @@ def launches_of(name: str, args: Any, written: list[Tensor]) -> int:
         return launches_on_lists(args[0], depth) + (name == "_foreach_norm")
     if name in ("cat", "stack"):
         return n_tiles(len(args[0]), 128)
-    if all(x.numel() == 0 for x in written):
+    if written and all(x.numel() == 0 for x in written):
         return 0
     return SEVERAL.get(name, 1)
 
@@ -187,15 +226,15 @@ def launches_on_lists(tensors: list[Tensor], depth: int) -> int:
 
 
 def _launches_of_attention_backward(dout: Tensor, out: Tensor, *saved: Any) -> int:
-    """As `txl.ops.rel_attention.fused._backward` launches them; sums of parts are kernels too."""
+    """As `txl.ops.rel_attention.fused._backward` launches them; the last one adds parts."""
     B, N, T, _ = out.shape
     S = saved[3].shape[2]
     keep_mib = saved[-1]
     at_once = min(B, keep_mib * 2**20 // (N * T * n_tiles(S, 64) * 64 * 2))
-    deltas = 1
-    if not at_once:
-        return deltas + 3 + 3
-    return deltas + 3 * n_tiles(B, n_tiles(B, n_tiles(B, at_once))) + 3
+    n_part = 1
+    if at_once:
+        n_part = n_tiles(B, n_tiles(B, n_tiles(B, at_once)))
+    return 1 + 3 * n_part + 1
 
 
 def bytes_of(name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> int:
@@ -214,6 +253,8 @@ def bytes_of(name: str, args: Any, read: list[Tensor], written: list[Tensor]) ->
     found = sum(map(_stored, distinct.values()))
     if name.startswith("_fused_adam"):  # weights, moments and, where clipped, gradients are written
         return found * 2
+    if "copy" in name:
+        return found
     if name.startswith("_foreach") and name.endswith("_"):
         return found + sum(map(_stored, args[0]))
     if name.endswith("_"):  # what it changes is read and written
@@ -243,10 +284,10 @@ def gpu_paths(kernels: Kernels, ids: tuple[Tensor, Tensor] | None) -> Iterator[N
         mock.patch.object(torch.nn.Linear, "reset_parameters"),
         mock.patch.object(torch.nn.utils, "get_total_norm", total_norm),
         mock.patch.object(Operator, "__call__", lambda self, *inputs: self.custom_op(*inputs)[0]),
-        mock.patch.object(rel_attention, "resolved", return_value="fused"),
+        mock.patch.object(rel_attention, "resolved", _fused),  # torch.compile looks inside
         mock.patch.object(model_attention, "with_memory", _with_memory),
         mock.patch.object(ops_linear, "linear", F.linear),
-        *(mock.patch.object(module, "on_gpu", return_value=True) for module in ASK),
+        *(mock.patch.object(module, "on_gpu", _on_any) for module in ASK),
         mock.patch.object(layer_rows, "_launch", return_value=launched),
         mock.patch.object(ops_dropout, "dropout", _dropout),
         mock.patch.object(head, "_is_in_place", return_value=False),
@@ -315,6 +356,14 @@ class LaunchedRows:
         return tuple(out)
 
 
+def _fused(*given: Any, **options: Any) -> str:
+    return "fused"
+
+
+def _on_any(x: Tensor) -> bool:
+    return True
+
+
 def _with_memory(mem_BNMH: Tensor, x_BNTH: Tensor) -> Tensor:
     return torch.cat([mem_BNMH.transpose(1, 2), x_BNTH.transpose(1, 2)], dim=1).transpose(1, 2)
 
@@ -351,15 +400,23 @@ def _by_counts(input_BT: Tensor, target_BT: Tensor) -> dict[str, Callable[..., A
     return {"members": members, "classes_and_members": classes_and_members}
 
 
-def count(shape: Shape, optim: str, *, graph: bool = False) -> Kernels:
-    """The kernels of an update of this shape over a full memory, also as --cuda_graph records it."""
-    shape = dataclasses.replace(shape, device="cpu", dtype="bfloat16")
+def count(
+    shape: Shape, optim: str, *, graph: bool = False, compile_layers: bool = False
+) -> Kernels:
+    """The kernels of an update of this shape over a full memory.
+
+    Args:
+        graph: as --cuda_graph records it.
+        compile_layers: as with --compile.
+    """
+    shape = dataclasses.replace(shape, device="cpu", dtype="bfloat16", compile=compile_layers)
     ids = next(segments(shape))
     sizes = worker.config_of(shape).cluster_sizes
     room = Room.of(sizes, worker.cluster_shares(shape), shape.batch_size * shape.tgt_len)
     kernels = Kernels()
     with (
         gpu_paths(kernels, None if graph else ids),
+        _compiled_by(kernels) if compile_layers else contextlib.nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
     ):
         model = TransformerXL(worker.config_of(shape), dropout=shape.dropout, dropatt=shape.dropatt)
@@ -371,9 +428,25 @@ def count(shape: Shape, optim: str, *, graph: bool = False) -> Kernels:
         like = torch.empty(0, dtype=state.memories[0].states[0].hidden_BMD.dtype)
         rows = shape.batch_size
         state.memories = [full_memory(state.model.config, state.context, rows, like=like)]
+        places = [memory.map(torch.clone) for memory in state.memories]
         with kernels:
             state.step(*ids)
+            if graph:
+                with kernels.of("memory"):
+                    copy_memories(state.memories, places)
     return kernels
+
+
+def _compiled_by(kernels: Kernels) -> Any:
+    """Inside, compiled layers are counted."""
+    from benchmarks.inductor import counting  # of one version of PyTorch
+
+    torch._dynamo.reset()
+    backend = counting(kernels.note_compiled)
+    compiled = torch.nn.Module.compile
+    return mock.patch.object(
+        torch.nn.Module, "compile", lambda module: compiled(module, backend=backend, dynamic=False)
+    )
 
 
 def _on_gpu(state: TrainState) -> TrainState:
@@ -388,7 +461,11 @@ def _on_gpu(state: TrainState) -> TrainState:
 def _name_parts(kernels: Kernels, state: TrainState) -> None:
     model = state.model
     for layer in model.layers:
-        layer.forward = kernels.scoped("layers", layer.forward)
+        if layer._compiled_call_impl is None:
+            layer.forward = kernels.scoped("layers", layer.forward)
+        else:
+            compiled = kernels.unseen(layer._compiled_call_impl)
+            layer._compiled_call_impl = kernels.scoped("layers", compiled)
     model.word_emb.forward = kernels.scoped("embedding", model.word_emb.forward)
     model.softmax.nll = kernels.scoped("head", model.softmax.nll)
     state._backward = kernels.scoped("backward", state._backward)
@@ -402,13 +479,14 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=TRAINING, default=["nvidia-base"])
     parser.add_argument("--optims", nargs="+", choices=("adam", "muon"), default=["adam"])
     parser.add_argument("--graph", action="store_true", help="as train.py --cuda_graph records it")
+    parser.add_argument("--compile", action="store_true", help="with layers compiled by Inductor")
     parser.add_argument("--top", type=int, default=12, help="operators that are named [12]")
     args = parser.parse_args()
     totals = {}
     for name in args.shapes:
         for optim in args.optims:
-            kernels = count(TRAINING[name], optim, graph=args.graph)
-            title = f"{name} {optim}" + " graph" * args.graph
+            kernels = count(TRAINING[name], optim, graph=args.graph, compile_layers=args.compile)
+            title = f"{name} {optim}" + " graph" * args.graph + " compiled" * args.compile
             _print(title, kernels, args.top)
             totals[title] = kernels.total()
     print(json.dumps(totals))

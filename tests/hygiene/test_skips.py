@@ -14,6 +14,7 @@ KNOWN = {
     "PeakMemory(CPU).bytes() is None",
     "not sys.platform.startswith('linux')",
     "not shutil.which('timeout')",
+    "not torch.__version__.startswith('2.13.')",  # internals of one version
     "up.returncode == 77",  # network namespaces
     "sizes[2] * sizes[3] > 2000 and dense._CACHE == 60",  # the size of the case
 }
