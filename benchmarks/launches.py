@@ -428,6 +428,7 @@ def count(
         like = torch.empty(0, dtype=state.memories[0].states[0].hidden_BMD.dtype)
         rows = shape.batch_size
         state.memories = [full_memory(state.model.config, state.context, rows, like=like)]
+        state.step(*ids)  # what is made once over a full memory
         places = [memory.map(torch.clone) for memory in state.memories]
         with kernels:
             state.step(*ids)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.ops.numbers import sinusoid
+from txl.ops.sinusoids import Sinusoids
 from txl.positions.base import PositionEncoding, RelativeTerms
 from txl.positions.together import terms_of_layers
 
@@ -37,10 +37,10 @@ class RelSinusoid(PositionEncoding):
         self.u_NH = nn.Parameter(torch.randn(config.n_head, config.d_head) * 0.02)
         self.v_NH = nn.Parameter(torch.randn(config.n_head, config.d_head) * 0.02)
         self.r_net = nn.Linear(config.d_model, config.n_head * config.d_head, bias=False)
-        self.d_model = config.d_model
+        self.sinusoids = Sinusoids(config.d_model)
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
-        return self.drop(sinusoid(span.distances_S(like.device), self.d_model, like.dtype))
+        return self.drop(self.sinusoids(span.n_key, like, clamp_len=span.clamp_len))
 
     def project(self, feats: Any) -> Any:
         """W_r R, (S, N, H), of features (S, D); what `project_for_all` has made stays as it is."""
