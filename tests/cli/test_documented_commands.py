@@ -53,8 +53,6 @@ TINY_FLAGS = {
     "shards": "--tgt_len 8",
     "articles": "--tgt_len 8",
     "--mem_len 640": "--tgt_len 8 --mem_len 16 --clamp_len 12 --batch_size 2",
-    "--knn_store": "--knn_k 4",
-    "--knn_tokens": "--knn_tokens 50",
     "--tgt_len 64 --mem_len 128 --eval": "--tgt_len 8 --mem_len 8 --eval_tgt_len 8",
 }
 """The same, where the page has a flag."""

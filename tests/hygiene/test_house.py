@@ -76,7 +76,7 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
         "import sys, einops, torch, txl.commands.train, txl.commands.eval, txl.commands.generate\n"
         "import txl.ops.rel_attention.fused\n"
         "from txl.model.sizes import model_without_values\n"
-        "late = 'matplotlib tensorboard faiss torchdiffeq tokenizers pyarrow triton backports.zstd'.split()\n"
+        "late = 'matplotlib tensorboard torchdiffeq tokenizers pyarrow triton backports.zstd'.split()\n"
         "late.append('torch._dynamo')\n"
         "einops.rearrange(torch.ones(2), 'a -> a')\n"
         "if 'torch._dynamo' in sys.modules: late = [m for m in late if m not in sys.modules]  # by an old einops\n"
