@@ -2,8 +2,8 @@
 # On a machine with a GPU: whether everything is right there, then every figure, in four parts of under ten minutes.
 #
 #     bash benchmarks/gpu.sh PART [FOLDER]      1: the training step in each variant, its kernels, correctness
-#                                               2: attention: its tiles, and beside other attentions; the head
-#                                               3: larger models, growth, generation, precision and flags on real text
+#                                               2: attention beside other attentions; the head
+#                                               3: larger models, growth, generation
 #                                               4: train NVIDIA's base for eight minutes, and evaluate it
 #     bash benchmarks/gpu.sh --tests [FLAGS]    the tests instead, on as many cores as there are; needs pytest-xdist.
 #                                               They are those of a CPU: tests/conftest.py hides the GPU from them
@@ -160,14 +160,14 @@ pairs=(--pairs 5) few=(--pairs 3) steps=10 tokens=50 updates=(--updates 100) bes
 b32=(--batch 32) b256=(--batch 256 --steps 4) b16=(--shape nvidia-large --batch 16 --steps 4) one=(--batch_sizes 32)
 flex=(--shapes nvidia-base nvidia-large) original=()
 [[ -z ${ORIGINAL:-} ]] || original=(--original "$ORIGINAL")
-text=(--data "${DATA:-data/wikitext-103}") loss=() curve=()
+text=(--data "${DATA:-data/wikitext-103}") curve=()
 if [[ $device == cpu ]]; then # the same programs, with models of no weight
     fast=(--device cpu) exact=(--device cpu) only=(--only "as on a CPU: default" step) compiled=()
     base=(--shapes tiny) large=(--shapes tiny) both=(--shapes tiny) wt103=(--shapes tiny) attended=(--shapes tiny)
     long=(--shapes tiny) heads=(--shapes tiny) flex=(--shapes tiny) one=(--batch_sizes 2)
     b32=(--shape tiny --batch 2 --dtype float32 --steps 1 --warm_up 1) b256=("${b32[@]}") b16=("${b32[@]}")
     batches=(--batch_sizes 2) streams=(--batch_sizes 1) growth=(8 16) pairs=(--pairs 1) few=(--pairs 1) steps=1 tokens=2 updates=(--first 1 --updates 1) best=()
-    loss=(--device cpu --steps 2 --tiny) curve=(--tiny)
+    curve=(--tiny)
 fi
 
 case $part in
@@ -188,7 +188,6 @@ case $part in
     variant 20 compiled-large-16 "${b16[@]}" --compile --profile
     ;;
 2)
-    bench 320 tiles benchmarks.tune_rel_attention "${fast[@]}" --seconds $((290 * in_all / 585))
     bench 185 attention benchmarks.attention "${fast[@]}" --rounds 5 "${attended[@]}" \
         --only original dense fused fused_three_passes fused_kept_whole sdpa sdpa_full flex
     bench 30 head benchmarks.head "${fast[@]}" --rounds 5 "${heads[@]}"
@@ -196,7 +195,6 @@ case $part in
     ;;
 3)
     bench 110 step-large benchmarks.step "${fast[@]}" "${large[@]}" "${batches[@]}" "${few[@]}" --steps $steps
-    bench 125 same-loss benchmarks.same_loss "${loss[@]}"
     bench 60 step-wt103 benchmarks.step "${fast[@]}" "${wt103[@]}" "${batches[@]}" "${few[@]}" --steps $steps
     bench 70 growth benchmarks.evaluation "${fast[@]}" "${wt103[@]}" --mem_lens "${growth[@]}" --segments 10 "${few[@]}"
     bench 30 generation benchmarks.generation "${fast[@]}" "${wt103[@]}" --tokens $tokens "${pairs[@]}"

@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.peers import PeerError, say_machine, write_as_found
-from benchmarks.same_loss import TINY
+from benchmarks.shapes import TINY_FLAGS
 
 ROOT = Path(__file__).parents[1]
 BLOCK = 64
@@ -248,7 +248,7 @@ def our_row(training: Training, text: Path, run: Path, *, tiny: bool) -> dict[st
     flags = f"{OUR_SHAPE} --mem_len {training.mem_len} {training.flags}"
     if tiny:
         updates = TINY_UPDATES
-        flags += f" {TINY} --warmup_step 1"
+        flags += f" {TINY_FLAGS} --warmup_step 1"
     flags += f" --max_step {updates} --eval_interval {updates} {OUR_LOGS}"
     where = ["--dataset", "characters", "--data", str(text), "--work_dir", str(run)]
     took = time_of([sys.executable, str(ROOT / "train.py"), *where, *flags.split()], text)

@@ -5,6 +5,9 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+TINY_FLAGS = "--n_layer 1 --d_model 16 --n_head 2 --d_head 8 --d_inner 16 --tgt_len 8 --mem_len 8 --batch_size 4"
+"""Flags of train.py for a model of no weight, to try a program."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import say_machine, write
-from benchmarks.same_loss import TINY
+from benchmarks.shapes import TINY_FLAGS
 
 ROOT = Path(__file__).parents[1]
 MEM_LENS = (0, 160, 640, 1600)
@@ -116,7 +116,7 @@ def measured(args: argparse.Namespace, temporary: Path) -> dict[str, Any]:
     results: dict[str, Any] = {"size": args.size, "minutes": args.minutes}
     if args.tiny:
         text = ["--data", str(temporary / "text"), "--dataset", "pydoc"]
-        model = [*TINY.split(), "--no_adaptive", *flags_of(ON_THE_WAY | TRIED)]
+        model = [*TINY_FLAGS.split(), "--no_adaptive", *flags_of(ON_THE_WAY | TRIED)]
     else:
         folder = unpacked(Path(args.data), temporary / "text")
         results["text"] = counts(folder)

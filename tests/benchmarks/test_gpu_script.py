@@ -49,8 +49,8 @@ def table(out: str) -> dict[str, str]:
 
 ALL = {
     1: ["correctness", "eager-32", "beside"],
-    2: ["tiles", "attention"],
-    3: ["same-loss", "growth"],
+    2: ["attention", "head"],
+    3: ["step-large", "growth"],
     4: ["train-nv-base"],
 }
 """Some benchmarks of each part."""

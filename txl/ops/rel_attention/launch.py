@@ -48,9 +48,7 @@ TILES: dict[tuple[str, int, int], Tile] = {
     for columns in (16, 32, 64, 128)
     for size in (2, 4)
 }
-"""By kernel, padded head size and bytes per element; benchmarks/tune_rel_attention.py measures
-alternatives.
-"""
+"""By kernel, padded head size and bytes per element."""
 
 PROGRAMS = 264  # two for each multiprocessor of an H200
 KEYS_PER_SPLIT = 64
