@@ -144,7 +144,7 @@ def after_the_demo(folder: Path, python: str) -> tuple[Path, Path]:
     """A clone in which the demo has made .venv, whose Python is this line of a shell, and a Python without PyTorch."""
     clone, bare = folder / "clone", folder / "bare"
     (clone / ".venv" / "bin").mkdir(parents=True)
-    for name in ("txl", "data_utils", "benchmarks", "examples", "scripts", "lab", "tests"):
+    for name in ("txl", "data_utils", "examples", "scripts", "lab", "tests"):
         (clone / name).symlink_to(ROOT / name)
     for script in ROOT.glob("*.py"):
         shutil.copy(script, clone)
@@ -415,7 +415,7 @@ def test_txl_knows_its_programs(
 
 
 def test_what_is_installed_is_of_this_project_and_scripts_are_there() -> None:
-    """What the scripts of the benchmarks run is tested with them, in tests/benchmarks/test_gpu_script.py, and what
+    """What the scripts of the benchmarks run is tested with them, in lab/tests/benchmarks/test_gpu_script.py, and what
     downloads a model in lab/tests/test_get_smollm2.py."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [

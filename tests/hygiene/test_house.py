@@ -15,7 +15,9 @@ from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
 LAB = [
-    path for path in (ROOT / "lab").rglob("*.py") if not path.is_relative_to(ROOT / "lab" / "tests")
+    path
+    for path in (ROOT / "lab").rglob("*.py")
+    if not {"tests", "benchmarks"} & set(path.relative_to(ROOT).parts)
 ]
 SOURCES = sorted(
     [*(ROOT / "txl").rglob("*.py"), *(ROOT / "data_utils").rglob("*.py"), *ROOT.glob("*.py"), *LAB]
@@ -155,7 +157,7 @@ def test_links_of_the_pages_lead_to_files() -> None:
 
 
 def test_files_of_results_are_cited_by_a_page() -> None:
-    folder = ROOT / "benchmarks" / "results"
+    folder = ROOT / "lab" / "benchmarks" / "results"
     pages = [*(ROOT / "docs").glob("*.md"), *folder.glob("*.md"), *(ROOT / "tests").rglob("*.py")]
     pages += (ROOT / "lab" / "docs").glob("*.md")
     cited = "\n".join(page.read_text(encoding="utf-8") for page in pages)

@@ -138,9 +138,7 @@ def test_the_text_library_knows_little_of_others_and_has_one_name() -> None:
     )
     assert knows == ["segments.py"]
     files = [
-        p
-        for folder in ("txl", "tests", "benchmarks", "examples")
-        for p in (ROOT / folder).rglob("*.py")
+        p for folder in ("txl", "tests", "lab", "examples") for p in (ROOT / folder).rglob("*.py")
     ]
     assert [
         path for path in files if any(name.partition(".")[0] == TEXT for name in imports(path))

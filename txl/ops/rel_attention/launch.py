@@ -29,7 +29,7 @@ gradient of the logits.
 
 def _default_tile(kernel: str, columns: int, size: int) -> Tile:
     """The largest tile without significant register spills on sm_90, according to `python -m
-    benchmarks.aot`.
+    lab.benchmarks.aot`.
     """
     if size == 2 and kernel == "forward":
         return Tile(64, 8 if columns == 128 else 4, 2)
