@@ -152,7 +152,7 @@ def words(report: Report, number: int) -> Axes | None:
     axes.invert_yaxis()
     axes.grid(False)
     axes.locator_params(axis="x", nbins=3)
-    axes.margins(x=0.25)
+    axes.margins(x=0.4)
     axes.set(xlabel="nats saved a token")
     return axes
 
