@@ -19,8 +19,6 @@ from txl.runtime.records import read_json
 
 PEAK = "peak_mib"
 """Of a row the maximum over its seeds: a machine must have as much."""
-COMPARED = ("difference", "low", "high", "p", "p_holm", "detectable")
-"""Numbers of a comparison."""
 
 
 class Figures:
@@ -176,13 +174,6 @@ class Figures:
             f"{self.path}: {shown!r}: no such comparison; there are {'; '.join(there)}",
         )
         return self.comparisons[name, column]
-
-    def compared(self, number: str, name: str, column: str = "") -> float:
-        """A number of a comparison, one of `COMPARED`."""
-        found = self.comparison(name, column).get(number)
-        require(found is not None, f"{self.path}: {name!r}: has no {number}")
-        assert found is not None
-        return found
 
     def at(self, row: str, column: str, first: int, last: int | None = None) -> float:
         """Nats per token over the seeds, of tokens `first` to `last` (None: all that follow) after

@@ -2,19 +2,15 @@
 the kinds of tables.
 """
 
-import functools
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any
 
 from lab.studies.figures import PEAK, Figures
 from lab.studies.occurrences import table_of as table_of_groups
-from lab.studies.page_numbers import evaluated, sources_in
 from lab.studies.statistics import mean_and_spread
-from lab.studies.tables import COSTS, Table, of_all
-from txl.config import UsageError, require
-from txl.runtime.records import fits
+from lab.studies.tables import COSTS, Table, as_markdown, of_all
+from txl.config import require
 
 Names = list[str] | dict[str, str]
 """What a table shows, or what it shows by how it calls it."""
@@ -22,7 +18,7 @@ Names = list[str] | dict[str, str]
 
 @dataclass(frozen=True)
 class Asked:
-    """The settings of a table, as TOML.
+    """The settings of a table.
 
     Attributes:
         rows: of the study, or contrasts; of `plain` the paths of lists (`rows`, `clamped.rows`).
@@ -35,7 +31,6 @@ class Asked:
         edges: of `distances`, where ranges begin.
         digits: after the decimal point, of all or by column.
         where: of `plain`, what fields of its rows must be.
-        cells: of `cells`, a row's numbers, one a line, written as those of prose.
         title: of the first column.
     """
 
@@ -47,7 +42,6 @@ class Asked:
     edges: list[int] = field(default_factory=list)
     digits: int | dict[str, int] = -1
     where: dict[str, Any] = field(default_factory=dict)
-    cells: dict[str, str] = field(default_factory=dict)
     title: str = ""
 
     def digits_of(self, column: str, usual: int) -> int:
@@ -70,30 +64,6 @@ class Asked:
     def contrast_of(self, row: str) -> str:
         """The name of a row's contrast."""
         return self.contrast.replace("{row}", row)
-
-
-def table_of(kind: str, figures: Figures, settings: str) -> Table:
-    """The table that a marker asks for.
-
-    Args:
-        kind: one of `KINDS`.
-        settings: those of `Asked`, in TOML.
-    Raises:
-        UsageError: if there is no such kind, setting, row or column.
-    """
-    require(kind in KINDS, f"{kind}: no such kind of table; there are {', '.join(KINDS)}")
-    try:
-        read = tomllib.loads(settings)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"its settings are not TOML: {error}") from None
-    hints = get_type_hints(Asked)
-    for name, value in read.items():
-        require(name in hints, f"{name}: no such setting; there are {', '.join(hints)}")
-        require(
-            fits(value, hints[name]),
-            f"{name} = {value!r}: of another type, see lab/docs/studies.md",
-        )
-    return KINDS[kind](figures, Asked(**read))
 
 
 def shown_as(names: Names, usual: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
@@ -383,24 +353,6 @@ def occurrences(figures: Figures, asked: Asked) -> Table:
     return Table(table.header, cells)
 
 
-def cells(figures: Figures, asked: Asked) -> Table:
-    """Numbers from several files, each with its source: NUMBER = EXPRESSION, or the path of a file,
-    which the lines after it are about; the first are about the file of the marker.
-    """
-    require(
-        isinstance(asked.columns, list) and bool(asked.columns and asked.cells),
-        "a table of cells needs columns, a list, and [cells], the numbers of each row",
-    )
-    files = functools.cache(Figures)
-    rows = []
-    for name, lines in asked.cells.items():
-        sources = sources_in(f"{figures.path}\n{lines}", name)
-        n_column = len(asked.columns)
-        require(len(sources) == n_column, f"{name}: {len(sources)} numbers for {n_column} columns")
-        rows.append([name, *(evaluated(source, files) for source in sources)])
-    return Table([asked.title, *asked.columns], rows)
-
-
 def _plain(value: Any, name: str, asked: Asked) -> str:
     if isinstance(value, float):
         return f"{value:,.{asked.digits_of(name, 2)}f}"
@@ -418,6 +370,17 @@ KINDS: Mapping[str, Callable[[Figures, Asked], Table]] = {
     "distances": distances,
     "plain": plain,
     "occurrences": occurrences,
-    "cells": cells,
 }
-"""By the word that a marker begins with."""
+
+
+def _as_function(kind: str) -> Callable[..., str]:
+    """What a template calls for a kind of table: of a file, with the settings of `Asked`."""
+
+    def table(figures: Figures, **settings: Any) -> str:
+        return as_markdown(KINDS[kind](figures, Asked(**settings)))
+
+    return table
+
+
+TABLES = {kind: _as_function(kind) for kind in KINDS}
+"""By the names that they have in templates."""

@@ -158,8 +158,8 @@ def test_links_of_the_pages_lead_to_files() -> None:
 
 def test_files_of_results_are_cited_by_a_page() -> None:
     folder = ROOT / "lab" / "benchmarks" / "results"
-    pages = [*(ROOT / "docs").glob("*.md"), *folder.glob("*.md"), *(ROOT / "tests").rglob("*.py")]
-    pages += (ROOT / "lab" / "docs").glob("*.md")
+    pages = [*(ROOT / "docs").glob("*.md*"), *folder.glob("*.md"), *(ROOT / "tests").rglob("*.py")]
+    pages += (ROOT / "lab" / "docs").glob("*.md*")
     cited = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     assert [file.name for file in folder.iterdir() if file.name not in cited] == []
 
