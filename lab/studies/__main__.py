@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lab.studies.checks import require_columns, require_texts
-from lab.studies.contrasts import note_contrasts
 from lab.studies.page import draw_page
 from lab.studies.plan import Study, read_study
 from lab.studies.report import Findings, in_words, write_report
@@ -76,13 +75,12 @@ def main(argv: Sequence[str]) -> int:
     if not config.report_only:
         require_texts(study)
         require_columns(study)
-    noted = note_contrasts(study, runs, folder)
     try:
         if config.report_only:
             failed = {}
         else:
             failed = run_study(study, runs, jobs=config.jobs, only=only)
-        findings = Findings.of(study, runs, noted, failed)
+        findings = Findings.of(study, runs, failed)
         said = in_words(study, findings)
         print_line(f"\n{said}")
         for path in write_report(study, findings, folder, said):

@@ -1,5 +1,6 @@
-"""The report of a study: tables in Markdown, CSV and LaTeX, pictures, and one JSON with every
-figure. Importing this does not import matplotlib.
+"""The report of a study: tables in Markdown, pictures, and one JSON with every figure.
+
+Importing this does not import matplotlib.
 """
 
 import dataclasses
@@ -12,7 +13,6 @@ import numpy as np
 
 from lab.measures.loss_by_position import centre
 from lab.studies import tables
-from lab.studies.contrasts import Noted, digest_of
 from lab.studies.plan import METRICS, Search, Study
 from lab.studies.results import (
     Rerun,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 JSON = "study.json"
+TABLE = "table.md"
 STUDY = json_kind(
     "lab.studies",
     ("written_by", "study", "runs", "comparisons", "failed"),
@@ -54,7 +55,6 @@ class Findings:
 
     Attributes:
         comparisons: its contrasts, or its rows with the baseline, see `compared`.
-        noted: its contrasts, as they were noted.
         searches: of each variant, the losses of the values by which its own is found, see
             `searches_of`.
         failed: the errors of trainings by their names.
@@ -62,17 +62,14 @@ class Findings:
 
     rows: Sequence[Row]
     comparisons: Sequence[Comparison]
-    noted: Sequence[Noted] = ()
     searches: Mapping[str, Mapping[float, float]] = dataclasses.field(default_factory=dict)
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @staticmethod
-    def of(
-        study: Study, runs: Path, noted: Sequence[Noted], failed: Mapping[str, str]
-    ) -> "Findings":
+    def of(study: Study, runs: Path, failed: Mapping[str, str]) -> "Findings":
         """All that is done so far in a folder of trainings."""
         rows = rows_of(study, runs)
-        return Findings(rows, compared(study, rows, noted), noted, searches_of(study, runs), failed)
+        return Findings(rows, compared(study, rows), searches_of(study, runs), failed)
 
 
 def write_report(study: Study, findings: Findings, folder: Path, said: str) -> list[Path]:
@@ -84,31 +81,21 @@ def write_report(study: Study, findings: Findings, folder: Path, said: str) -> l
     """
     rows = findings.rows
     _require_no_less(rows, folder / JSON)
-    comparisons = findings.comparisons
-    texts = {
-        "table.md": said,
-        "table.csv": tables.as_csv(tables.numbers(rows)),
-        "curves.csv": tables.as_csv(tables.curves(rows)),
-        "distances.csv": tables.as_csv(tables.distances(rows)),
-        "comparisons.csv": tables.as_csv(tables.comparisons_table(study, comparisons)),
-        "table.tex": tables.as_latex(tables.figures_table(study, rows)),
-        "comparisons.tex": tables.as_latex(tables.comparisons_table(study, comparisons)),
-    }
     write_json(folder / JSON, as_json(study, findings), STUDY)
-    for name, text in texts.items():
-        write_text(folder / name, text, BESIDE)
-    paths = [folder / name for name in (*texts, JSON)]
-    return [*paths, *(write_pictures(study, rows, folder) if any(row.runs for row in rows) else [])]
+    write_text(folder / TABLE, said, BESIDE)
+    paths = [folder / TABLE, folder / JSON]
+    if any(row.runs for row in rows):
+        paths += write_pictures(study, rows, folder)
+    return paths
 
 
 def in_words(study: Study, findings: Findings) -> str:
     """The tables of a study in Markdown, with what is to be known about them."""
     rows = findings.rows
-    noted = findings.noted
     parts = [f"# {study.title}", tables.as_markdown(tables.figures_table(study, rows))]
     if findings.comparisons:
         parts.append(tables.as_markdown(tables.comparisons_table(study, findings.comparisons)))
-        parts += _about(study, findings.comparisons, noted)
+        parts += _about(study, findings.comparisons)
     parts += [_about_rerun(one) for one in reruns_of(rows)]
     if study.search is not None:
         parts.append(tables.as_markdown(tables.search_table(study.search, findings.searches)))
@@ -138,7 +125,7 @@ def in_words(study: Study, findings: Findings) -> str:
     )
 
 
-def _about(study: Study, comparisons: Sequence[Comparison], noted: Sequence[Noted]) -> list[str]:
+def _about(study: Study, comparisons: Sequence[Comparison]) -> list[str]:
     """How the comparisons were made."""
     n_tested = sum(c.p_holm is not None for c in comparisons)
     parts = []
@@ -151,17 +138,10 @@ def _about(study: Study, comparisons: Sequence[Comparison], noted: Sequence[Note
             " `not shown` does not say that two runs are alike: a difference below `detectable` is"
             f" missed by more than one in {n_missed} studies like this."
         )
-    if noted:
-        fixed = [one for one in noted if one.is_fixed]
-        days = sorted({one.day for one in fixed})
-        if days:
-            when = f" on {' and '.join(days)}, before the first of their readings"
-        else:
-            when = ""
+    if study.exploratory:
         parts.append(
-            f"{len(fixed)} of {len(noted)} contrasts were fixed{when}; SHA-256"
-            f" {digest_of(noted)[:16]}. The others were chosen with figures in sight: they are"
-            " exploratory, and have no verdict."
+            f"{len(study.exploratory)} of {len(study.contrasts)} contrasts were chosen with figures"
+            " in sight: they are exploratory, and have no verdict."
         )
     return parts
 
@@ -208,15 +188,10 @@ def _require_no_less(rows: Sequence[Row], path: Path) -> None:
 
 def as_json(study: Study, findings: Findings) -> dict[str, object]:
     """Every figure, with the flags of each run, its source, and the versions that wrote this."""
-    noted = findings.noted
     return {
         "written_by": provenance(),
         "study": dataclasses.asdict(study),
         "runs": {row.name: [dataclasses.asdict(run) for run in row.runs] for row in findings.rows},
-        "contrasts": {
-            "digest": digest_of(noted),
-            "noted": [dataclasses.asdict(one) for one in noted],
-        },
         "reruns": [one._asdict() for one in reruns_of(findings.rows)],
         "search": {
             name: _search_as_json(study.search, name, losses)
@@ -237,7 +212,7 @@ def _search_as_json(search: Search, name: str, losses: Mapping[float, float]) ->
     return {search.of: best, "tried": {f"{value:g}": loss for value, loss in losses.items()}}
 
 
-FORMATS = ("png", "pdf", "svg")
+FORMATS = ("png", "svg")
 _WIDTH = 0.6
 """Of a column in the right panel, over which the rows are spread, so that none hides another."""
 
@@ -347,7 +322,7 @@ def _curve(axes: "Axes", row: Row, color: str) -> None:
 
 
 def write_pictures(study: Study, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write study.png, .pdf and .svg, and the same of distances if there are any; returns their
+    """Write study.png and .svg, and the same of distances if there are any; returns their
     paths.
     """
     figures = {"study": draw(study, rows), "distances": draw_distances(rows)}

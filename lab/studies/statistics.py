@@ -35,9 +35,8 @@ class Comparison:
         freedom: its degrees of freedom.
         error: the standard error of the difference.
         detectable: the difference that four of five studies like this would show; see `corrected`.
-        is_fixed: it was noted before the first of its readings; else it is exploratory, and has no
-            corrected p-value.
-        note: what is to be known besides, empty: nothing.
+        is_fixed: it was asked before its readings; else it is exploratory, and has no corrected
+            p-value.
     """
 
     run: str
@@ -53,7 +52,6 @@ class Comparison:
     error: float | None = None
     detectable: float | None = None
     is_fixed: bool = True
-    note: str = ""
 
     @property
     def verdict(self) -> str:
@@ -180,7 +178,7 @@ def half_width(error: float, freedom: int) -> float:
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """The comparisons with `p_holm`, by the step-down method of Holm (1979): with m p-values in
     ascending order, the i-th, counted from 0, becomes the largest of (m - j) p_j over j <= i, at
-    most 1. Those that were not fixed before their first reading are left out. `detectable` is at
+    most 1. Exploratory ones are left out. `detectable` is at
     the level of the first step, ALPHA / m.
     """
     tested = sorted((c.p, i) for i, c in enumerate(comparisons) if c.p is not None and c.is_fixed)

@@ -1,4 +1,4 @@
-"""The tables of a study, and how they are written: Markdown, CSV and LaTeX."""
+"""The tables of a study, and how they are written: Markdown and CSV."""
 
 import csv
 import io
@@ -10,7 +10,6 @@ from lab.studies.plan import METRICS, Search, Study
 from lab.studies.results import (
     Row,
     RunFigures,
-    by_distance,
     columns_of,
     final_loss,
     tokens_until,
@@ -151,7 +150,7 @@ def comparisons_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
                 "" if c.low is None or c.high is None else f"{c.low:+.4f} to {c.high:+.4f}",
                 *("" if p is None else f"{p:.2g}" for p in (c.p, c.p_holm)),
                 "" if c.detectable is None else f"{c.detectable:.4f}",
-                "; ".join(filter(None, [c.verdict, c.note])),
+                c.verdict,
             ]
             for c in comparisons
         ],
@@ -195,64 +194,6 @@ COSTS = (
 """What a run has cost, by its fields in study.json."""
 
 
-def numbers(rows: Sequence[Row]) -> Table:
-    """For programs: mean, standard deviation and each seed of every column, and the cost of each
-    run, unrounded.
-    """
-    seeds = list(dict.fromkeys(run.label for row in rows for run in row.runs))
-    costs = (*COSTS, "peak_gib")
-    header = ["run", "source", "column", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
-    cells = []
-    for row in rows:
-        found = {}
-        for column in columns_of([row]):
-            found[column] = {run.label: run.values.get(column) for run in row.runs}
-        for name in costs:
-            if row.runs:
-                found[name] = {run.label: getattr(run, name) for run in row.runs}
-        for column, by_seed in found.items():
-            known = []
-            for value in by_seed.values():
-                if value is not None:
-                    known.append(value)
-            if known:
-                summary = mean_and_spread(known)
-            else:
-                summary = (None, None)
-            values = [*summary, *(by_seed.get(seed) for seed in seeds)]
-            cells.append(
-                [row.name, row.source, column, *("" if v is None else repr(v) for v in values)]
-            )
-    return Table(header, cells)
-
-
-def curves(rows: Sequence[Row]) -> Table:
-    """Every validation loss of every run."""
-    points = []
-    for row in rows:
-        for run in row.runs:
-            for n, nats in run.curve:
-                points.append([row.name, run.label, str(n), repr(nats)])
-    return Table(["run", "seed", "tokens", "valid nats per token"], points)
-
-
-def distances(rows: Sequence[Row]) -> Table:
-    """Every mean loss by distance to the beginning of the article; `from` and
-    `to` are inclusive.
-    """
-    cells = []
-    for names, bins in by_distance(rows).items():
-        for one in bins:
-            cells.append(
-                [
-                    *names,
-                    *map(str, (one.first, one.last, one.tokens)),
-                    *("" if x is None else repr(x) for x in one[3:]),
-                ]
-            )
-    return Table(["run", "column", "from", "to", "tokens", "nats per token", "deviation"], cells)
-
-
 def as_markdown(table: Table) -> str:
     """A table in Markdown."""
     lines = [table.header, ["---"] * len(table.header), *table.rows]
@@ -266,25 +207,3 @@ def as_csv(table: Table) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([table.header, *table.rows])
     return out.getvalue()
-
-
-def as_latex(table: Table) -> str:
-    """A tabular for booktabs."""
-    lines = [r"\begin{tabular}{l" + "r" * (len(table.header) - 1) + "}", r"\toprule"]
-    for i, row in enumerate([table.header, *table.rows]):
-        lines.append(" & ".join(cell.translate(_LATEX) for cell in row) + r" \\")
-        if i == 0:
-            lines.append(r"\midrule")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {
-        "\\": r"\textbackslash{}",
-        "^": r"\textasciicircum{}",
-        "~": r"\textasciitilde{}",
-        "±": r"$\pm$",
-        "|": r"$|$",
-    }
-)

@@ -115,6 +115,7 @@ BAD = {
     "[runs.'a b']\n[runs.a_b]": "'a b' and 'a_b' have one folder",
     "[runs.'..']": "'..' is no name of a folder",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]": "contrasts.x: give of =",
+    "[runs.a]\n[contrasts.x]\nexploratory = 1": "contrasts.x: exploratory: must be true or false",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = []": "contrasts.x: give of =",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['b', 'valid']]": "'b': no such run; there are a",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['a', 'valido']]": "'valido': no such column",
