@@ -59,8 +59,8 @@ def main(argv: Sequence[str]) -> int:
     )
     study = read_study(Path(argv[0]))
     require(
-        find_spec("scipy") is not None or not has_several_seeds(study),
-        "a study with several seeds needs scipy for its statistics; pip install scipy",
+        find_spec("statsmodels") is not None or not has_several_seeds(study),
+        "a study with several seeds needs statsmodels for its statistics; pip install statsmodels",
     )
     only = chosen(study, config)
     if config.folder:

@@ -17,7 +17,7 @@ from lab.studies import tables
 from lab.studies.checks import column_names
 from lab.studies.plan import Study, Task, read_study, slug, tasks, words
 from lab.studies.runner import TRAINING, finished
-from lab.studies.statistics import half_width, mean_and_spread
+from lab.studies.statistics import ALPHA
 from txl.cli.flags import read_flags
 from txl.cli.run import run
 from txl.config import Checked, UsageError, build, option, require
@@ -258,12 +258,13 @@ def unrounded(groups: Sequence[Group]) -> tables.Table:
 
 
 def _interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    mean, spread = mean_and_spread(differences)
-    if spread is None:
+    from statsmodels.stats.weightstats import (  # pyright: ignore[reportMissingImports]
+        DescrStatsW,
+    )
+
+    if len(differences) < 2:
         return None
-    n = len(differences)
-    half = half_width(spread / n**0.5, n - 1)
-    return mean - half, mean + half
+    return DescrStatsW(list(differences)).tconfint_mean(ALPHA)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def test_a_rerun_is_no_further_seed() -> None:
     the difference: the second training tells nothing of the other seeds."""
     dice = np.random.default_rng(0)
     n_held = 0
-    n_study = 2000
+    n_study = 1000
     for a_S, b_S in dice.normal(size=(n_study, 2, 3)):
         losses = cells({"a": a_S.tolist(), "b": b_S.tolist()})
         again = {
@@ -137,7 +137,7 @@ def test_a_rerun_is_no_further_seed() -> None:
         assert found.high is not None
         assert found.freedom == 2
         n_held += found.low <= 0 <= found.high
-    assert n_held / n_study == pytest.approx(0.95, abs=0.015)
+    assert n_held / n_study == pytest.approx(0.95, abs=0.02)
     noisy = estimate({("a", 0): [1.0, 1.6], ("b", 0): [0.5]}, {"a": 1, "b": -1})
     assert noisy is not None
     assert noisy.difference == pytest.approx(0.8)
