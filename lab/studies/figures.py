@@ -12,11 +12,21 @@ from typing import Any
 from lab.studies.occurrences import Group
 from lab.studies.plan import METRICS
 from lab.studies.statistics import mean_and_spread
-from lab.studies.tables import COSTS
 from txl.config import UsageError, require
 from txl.files import content_of
 from txl.runtime.records import read_json
 
+COSTS = (
+    "parameters",
+    "parameters_in_layers",
+    "tokens",
+    "remembered",
+    "operations",
+    "cpu_seconds",
+    "seconds",
+    "ms_per_step",
+)
+"""What a run has cost, by its fields in study.json."""
 PEAK = "peak_mib"
 """Of a row the maximum over its seeds: a machine must have as much."""
 
@@ -28,11 +38,14 @@ class Figures:
 
     Args:
         path: of a JSON file, or a CSV file, which becomes a list of rows of texts.
+        content: of the file, if it is not written yet.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, content: Any = None) -> None:
         self.path = path
-        self.content: Any = _content(path)
+        self.content = content
+        if content is None:
+            self.content = _content(path)
 
     def value(self, *keys: str | int) -> Any:
         """What stands at a path of names and places."""
@@ -77,9 +90,11 @@ class Figures:
 
     def columns(self, rows: Sequence[str]) -> list[str]:
         """The columns of the evaluations of rows."""
-        return list(
-            dict.fromkeys(name for row in rows for run in self.runs(row) for name in run["values"])
-        )
+        found: dict[str, None] = {}
+        for row in rows:
+            for run in self._all_runs.get(row, ()):
+                found |= dict.fromkeys(run["values"])
+        return list(found)
 
     def each(self, row: str, column: str, kind: str = "values") -> list[float]:
         """A column of every training of a row: the study's metric, or its `nats` per token."""

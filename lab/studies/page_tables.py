@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.studies.figures import PEAK, Figures
+from lab.studies.figures import COSTS, PEAK, Figures
 from lab.studies.occurrences import table_of as table_of_groups
 from lab.studies.statistics import mean_and_spread
-from lab.studies.tables import COSTS, Table, as_markdown, of_all
-from txl.config import require
+from lab.studies.tables import Table, as_markdown
+from txl.config import UsageError, require
 
 Names = list[str] | dict[str, str]
 """What a table shows, or what it shows by how it calls it."""
@@ -32,6 +32,7 @@ class Asked:
         digits: after the decimal point, of all or by column.
         where: of `plain`, what fields of its rows must be.
         title: of the first column.
+        may_lack: a figure that is not there is an empty cell.
     """
 
     rows: Names = field(default_factory=list)
@@ -43,6 +44,7 @@ class Asked:
     digits: int | dict[str, int] = -1
     where: dict[str, Any] = field(default_factory=dict)
     title: str = ""
+    may_lack: bool = False
 
     def digits_of(self, column: str, usual: int) -> int:
         """Of the numbers in a column."""
@@ -129,9 +131,19 @@ def _by_row(figures: Figures, asked: Asked, usual: Sequence[str]) -> Table:
     columns = asked.shown_columns(usual)
     cells = []
     for row, shown in rows.items():
-        cells.append([shown, *(_cell(figures, asked, row, column) for column in columns)])
+        cells.append([shown, *(_known(figures, asked, row, column) for column in columns)])
     heads = _with_units(figures, columns)
     return _without_empty(Table([asked.title, *heads], cells), bool(asked.columns))
+
+
+def _known(figures: Figures, asked: Asked, row: str, column: str) -> str:
+    """A cell, empty if it may be."""
+    try:
+        return _cell(figures, asked, row, column)
+    except UsageError:
+        if not asked.may_lack:
+            raise
+        return "0" * (column == "seeds")
 
 
 def _with_units(figures: Figures, columns: Mapping[str, str]) -> list[str]:
@@ -156,7 +168,10 @@ def _cell(figures: Figures, asked: Asked, row: str, column: str) -> str:
     if column in figures.columns([row]):
         known = figures.each(row, column)
         shown = plus_minus(known, asked.digits_of(column, 1))
-        return shown + of_all(len(known), len(figures.runs(row)))
+        n_run = len(figures.runs(row))
+        if len(known) < n_run:
+            return f"{shown} ({len(known)} of {n_run})"
+        return shown
     if column == "seeds":
         n_again = figures.reruns(row)
         return f"{figures.seeds(row)}" + f" + {n_again} again" * bool(n_again)

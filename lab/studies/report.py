@@ -5,14 +5,16 @@ Importing this does not import matplotlib.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lab.measures.loss_by_position import centre
-from lab.studies import tables
+from lab.studies.figures import COSTS, PEAK, Figures
+from lab.studies.page_tables import TABLES
 from lab.studies.plan import METRICS, Search, Study
 from lab.studies.results import (
     Rerun,
@@ -20,13 +22,16 @@ from lab.studies.results import (
     by_distance,
     columns_of,
     compared,
+    final_loss,
     reruns_of,
     rows_of,
     searches_of,
+    tokens_until,
     validated_alike,
 )
 from lab.studies.runner import best_finite
 from lab.studies.statistics import POWER, Comparison, mean_and_spread
+from lab.studies.tables import Table, as_markdown
 from txl.config import UsageError
 from txl.runtime.log import perplexity
 from txl.runtime.outputs import Kind, json_kind, output, write_json, write_text
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
 
 
 JSON = "study.json"
-TABLE = "table.md"
+TEXT = "table.md"
 STUDY = json_kind(
     "lab.studies",
     ("written_by", "study", "runs", "comparisons", "failed"),
@@ -81,9 +86,10 @@ def write_report(study: Study, findings: Findings, folder: Path, said: str) -> l
     """
     rows = findings.rows
     _require_no_less(rows, folder / JSON)
-    write_json(folder / JSON, as_json(study, findings), STUDY)
-    write_text(folder / TABLE, said, BESIDE)
-    paths = [folder / TABLE, folder / JSON]
+    content = {"written_by": provenance(), **as_json(study, findings)}
+    write_json(folder / JSON, content, STUDY)
+    write_text(folder / TEXT, said, BESIDE)
+    paths = [folder / TEXT, folder / JSON]
     if any(row.runs for row in rows):
         paths += write_pictures(study, rows, folder)
     return paths
@@ -92,13 +98,22 @@ def write_report(study: Study, findings: Findings, folder: Path, said: str) -> l
 def in_words(study: Study, findings: Findings) -> str:
     """The tables of a study in Markdown, with what is to be known about them."""
     rows = findings.rows
-    parts = [f"# {study.title}", tables.as_markdown(tables.figures_table(study, rows))]
-    if findings.comparisons:
-        parts.append(tables.as_markdown(tables.comparisons_table(study, findings.comparisons)))
-        parts += _about(study, findings.comparisons)
+    figures = Figures(Path(JSON), as_json(study, findings))
+    columns = ["seeds", *columns_of(rows), *COSTS, PEAK]
+    digits = dict.fromkeys(columns, 2) | dict.fromkeys((*COSTS, PEAK), 0) | {"operations": 2}
+    how: dict[str, Any] = {"title": "run", "columns": columns, "digits": digits}
+    parts = [f"# {study.title}", TABLES["metric"](figures, may_lack=True, **how)]
+    if validated_alike(rows):
+        parts.append(as_markdown(until_the_loss_of_the_baseline(study, rows)))
+    for column in dict.fromkeys(one.column for one in findings.comparisons):
+        title = "contrast"
+        if column:
+            title = f"{column}, against {study.baseline}"
+        parts.append(TABLES["contrasts"](figures, of=column, title=title, digits=4))
+    parts += _about(study, findings.comparisons)
     parts += [_about_rerun(one) for one in reruns_of(rows)]
-    if study.search is not None:
-        parts.append(tables.as_markdown(tables.search_table(study.search, findings.searches)))
+    if figures.content["search"]:
+        parts.append(TABLES["search"](figures, title="run", digits=4))
     if len(study.seeds) > 1:
         parts.append(
             "A seed draws the initial weights and the dropout. Runs of one shape and seed begin"
@@ -106,22 +121,39 @@ def in_words(study: Study, findings: Findings) -> str:
             " --roll or lm1b draw it, so the spreads are without that of the order of the data."
         )
     if not validated_alike(rows):
-        advice = (
-            " Where the vocabulary is one, max_eval_steps counts segments of eval_batch_size"
-            " streams, whose default differs by memory: give both, or neither."
-        )
-        both = {"max_eval_steps", "eval_batch_size"}
-        if all(both <= set(study.variants[row.name]) for row in rows if row.name in study.variants):
-            advice = ""
-        parts.append(
-            "The validation curves are of other tokens from run to run, and are not compared."
-            + advice
-        )
+        parts.append(_about_curves(study, rows))
     processors = dict.fromkeys(run.processor for row in rows for run in row.runs if run.processor)
     parts += [f"Processor: {', '.join(processors)}."] * bool(processors)
+    parts += [f"{name}: failed: {why}" for name, why in findings.failed.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def until_the_loss_of_the_baseline(study: Study, rows: Sequence[Row]) -> Table:
+    """The tokens after which the runs of a row, those that do, have the baseline's final loss."""
+    goals = {row.source: final_loss(row.runs) for row in rows if row.variant == study.baseline}
+    cells = []
+    for row in rows:
+        goal = goals.get(row.source)
+        if goal is None or row.variant == study.baseline or not row.runs:
+            continue
+        tokens = [tokens_until(run, goal) for run in row.runs]
+        reached = [n for n in tokens if n is not None]
+        shown = "not reached"
+        if reached:
+            shown = f"{mean_and_spread(reached)[0]:,.0f} ({len(reached)} of {len(tokens)})"
+        cells.append([row.name, shown])
+    return Table(["run", "tokens to the baseline's loss"], cells)
+
+
+def _about_curves(study: Study, rows: Sequence[Row]) -> str:
+    """That curves are of other tokens, and why."""
+    about = "The validation curves are of other tokens from run to run, and are not compared."
+    both = {"max_eval_steps", "eval_batch_size"}
+    if all(both <= set(study.variants[row.name]) for row in rows if row.name in study.variants):
+        return about
     return (
-        "\n\n".join([*parts, *(f"{name}: failed: {why}" for name, why in findings.failed.items())])
-        + "\n"
+        f"{about} Where the vocabulary is one, max_eval_steps counts segments of eval_batch_size"
+        " streams, whose default differs by memory: give both, or neither."
     )
 
 
@@ -187,9 +219,8 @@ def _require_no_less(rows: Sequence[Row], path: Path) -> None:
 
 
 def as_json(study: Study, findings: Findings) -> dict[str, object]:
-    """Every figure, with the flags of each run, its source, and the versions that wrote this."""
+    """Every figure, with the flags of each run and its source."""
     return {
-        "written_by": provenance(),
         "study": dataclasses.asdict(study),
         "runs": {row.name: [dataclasses.asdict(run) for run in row.runs] for row in findings.rows},
         "reruns": [one._asdict() for one in reruns_of(findings.rows)],
@@ -209,7 +240,8 @@ def _search_as_json(search: Search, name: str, losses: Mapping[float, float]) ->
     best = best_finite(losses)
     if name in search.like:
         return {search.of: best, "like": search.like[name]}
-    return {search.of: best, "tried": {f"{value:g}": loss for value, loss in losses.items()}}
+    tried = {f"{value:g}": loss if math.isfinite(loss) else None for value, loss in losses.items()}
+    return {search.of: best, "tried": tried}
 
 
 FORMATS = ("png", "svg")

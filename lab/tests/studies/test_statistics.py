@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from lab.studies.plan import Contrast, Study
-from lab.studies.report import draw
+from lab.studies.report import Findings, draw, in_words
 from lab.studies.results import Row, RunFigures, compared
 from lab.studies.statistics import Comparison, comparison, corrected, detectable, estimate
-from lab.studies.tables import Table, as_markdown, comparisons_table
+from lab.studies.tables import Table, as_markdown
 
 STUDY = Study("s", "S", (1, 2, 3), {"base": {}, "other": {}}, {}, "base")
 
@@ -202,11 +202,8 @@ def test_contrasts_are_compared_in_place_of_the_baseline() -> None:
         2,
         pytest.approx(sum(differences) / 2),
     )
-    assert comparisons_table(STUDY, [found]).rows[0][:3] == [
-        "gain",
-        "2",
-        f"{found.difference:+.4f}",
-    ]
+    said = in_words(study, Findings(rows, [found]))
+    assert f"| gain | 2 | {found.difference:+.4f} |" in said
     # nor one side, nor its column
     for others in ([row("other", {1: 4.0}, ("a", "b"), source="text x")], []):
         assert {
@@ -245,7 +242,8 @@ def test_differences_are_those_of_the_metric(metric: str, unit: str, difference:
         one.runs[0].values.update(a=value)
     (found,) = compared(study, rows)
     assert found.difference == pytest.approx(difference)
-    assert f"{unit or 'bits per byte'} against base" in comparisons_table(study, [found]).header
+    said = in_words(study, Findings(rows, [found]))
+    assert f"| a, against base | seeds | {unit or 'bits per byte'} |" in said
     contrast = Contrast((("other", "a"),), (("base", "a"),))
     asked = replace(study, contrasts={"gain": contrast})
     assert compared(asked, rows)[0].difference == found.difference
