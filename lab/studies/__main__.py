@@ -7,7 +7,6 @@ python -m lab.studies STUDY.toml
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from lab.studies.checks import require_columns, require_texts
@@ -58,10 +57,6 @@ def main(argv: Sequence[str]) -> int:
         read_flags(argv if asks else argv[1:], StudiesConfig, description=__doc__ or ""),
     )
     study = read_study(Path(argv[0]))
-    require(
-        find_spec("statsmodels") is not None or not has_several_seeds(study),
-        "a study with several seeds needs statsmodels for its statistics; pip install statsmodels",
-    )
     only = chosen(study, config)
     if config.folder:
         folder = Path(config.folder)
@@ -94,11 +89,6 @@ def main(argv: Sequence[str]) -> int:
     if failed:
         return 1
     return 0
-
-
-def has_several_seeds(study: Study) -> bool:
-    """Whether a variant is trained more than once, so that there is a spread."""
-    return any(len(study.seeds_of(name)) > 1 for name in study.variants) or bool(study.reruns)
 
 
 def chosen(study: Study, config: StudiesConfig) -> Choice:

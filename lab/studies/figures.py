@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd  # pyright: ignore[reportMissingImports]
+
 from lab.studies.occurrences import Group
 from lab.studies.plan import METRICS
 from lab.studies.statistics import mean_and_spread
@@ -96,15 +98,35 @@ class Figures:
                 found |= dict.fromkeys(run["values"])
         return list(found)
 
+    @functools.cached_property
+    def trainings(self) -> pd.DataFrame:
+        """A line a training: its row, what it has cost, and what it has reached in each evaluation,
+        under `values: COLUMN` and `nats: COLUMN`.
+        """
+        lines = []
+        for row, runs in self._all_runs.items():
+            for run in runs:
+                line: dict[str, Any] = {"row": row, **{name: run.get(name) for name in COSTS}}
+                if run.get("peak_gib") is not None:
+                    line[PEAK] = 1024 * run["peak_gib"]
+                for kind in ("values", "nats"):
+                    line |= {f"{kind}: {column}": number for column, number in run[kind].items()}
+                lines.append(line)
+        return pd.DataFrame(lines)
+
+    def _known(self, row: str, what: str, why: str) -> list[float]:
+        """What is known of the trainings of a row; `why` says what to do if it is nothing."""
+        self.runs(row)
+        found = []
+        if what in self.trainings:
+            found = self.trainings.loc[self.trainings["row"] == row, what].dropna().tolist()
+        require(bool(found), f"{self.path}: {row!r}: {why}")
+        return found
+
     def each(self, row: str, column: str, kind: str = "values") -> list[float]:
         """A column of every training of a row: the study's metric, or its `nats` per token."""
-        found = []
-        for run in self.runs(row):
-            if column in run[kind]:
-                found.append(run[kind][column])
         there = "; ".join(self.columns([row]))
-        require(bool(found), f"{self.path}: {row!r}: no column {column!r}; there are {there}")
-        return found
+        return self._known(row, f"{kind}: {column}", f"no column {column!r}; there are {there}")
 
     def origins(self, row: str, kind: str) -> list[str]:
         """The commits (`code`) or processors of a row's trainings, each once."""
@@ -142,29 +164,16 @@ class Figures:
         return sum(bool(run.get("is_rerun")) for run in self.runs(row))
 
     def costs(self, row: str, name: str) -> list[float]:
-        """What every training of a row has cost, one of `COSTS`."""
-        require(name in COSTS, f"{self.path}: {name}: no such cost; there are {', '.join(COSTS)}")
-        found = []
-        for run in self.runs(row):
-            if run.get(name) is not None:
-                found.append(run[name])
-        require(bool(found), f"{self.path}: {row!r}: {name} was not measured")
-        return found
+        """What every training of a row has cost, one of `COSTS`, or `PEAK`."""
+        there = ", ".join((*COSTS, PEAK))
+        require(name in (*COSTS, PEAK), f"{self.path}: {name}: no such cost; there are {there}")
+        return self._known(row, name, f"{name} was not measured")
 
     def cost(self, row: str, name: str) -> float:
         """What a row has cost: the mean over the seeds, of `PEAK` the maximum."""
         if name == PEAK:
-            return max(self.peaks(row))
+            return max(self.costs(row, name))
         return mean_and_spread(self.costs(row, name))[0]
-
-    def peaks(self, row: str) -> list[float]:
-        """The peak of memory of every training of a row, in MiB."""
-        found = []
-        for run in self.runs(row):
-            if run.get("peak_gib") is not None:
-                found.append(1024 * run["peak_gib"])
-        require(bool(found), f"{self.path}: {row!r}: {PEAK} was not measured")
-        return found
 
     def flag(self, row: str, name: str) -> Any:
         """A flag of train.py that a row was trained with."""

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd  # pyright: ignore[reportMissingImports]
+
 from lab.studies.figures import COSTS, PEAK, Figures
-from lab.studies.occurrences import table_of as table_of_groups
+from lab.studies.occurrences import as_table
 from lab.studies.statistics import mean_and_spread
-from lab.studies.tables import Table, as_markdown
+from lab.studies.tables import as_markdown, table_of
 from txl.config import UsageError, require
 
 Names = list[str] | dict[str, str]
@@ -104,24 +106,24 @@ _CHOSEN = "chosen, "
 _FROM = ("code", "processor")
 
 
-def metric(figures: Figures, asked: Asked) -> Table:
+def metric(figures: Figures, asked: Asked) -> pd.DataFrame:
     """Mean and standard deviation over a row's seeds, by evaluation."""
     rows = list(shown_as(asked.rows, figures.rows))
     return _by_row(figures, asked, ["seeds", *figures.columns(rows)])
 
 
-def budget(figures: Figures, asked: Asked) -> Table:
+def budget(figures: Figures, asked: Asked) -> pd.DataFrame:
     """What a row has cost: means over the seeds, and the maximum of the peaks."""
     usual = ["seeds", "parameters", "tokens", "cpu_seconds", "seconds", "remembered", PEAK]
     return _by_row(figures, asked, usual)
 
 
-def beside(figures: Figures, asked: Asked) -> Table:
+def beside(figures: Figures, asked: Asked) -> pd.DataFrame:
     """A row beside the baseline."""
     return _by_row(figures, asked, ["seeds", *_COMPARED])
 
 
-def _by_row(figures: Figures, asked: Asked, usual: Sequence[str]) -> Table:
+def _by_row(figures: Figures, asked: Asked, usual: Sequence[str]) -> pd.DataFrame:
     rows = shown_as(asked.rows, figures.rows)
     if asked.contrast:
         require(
@@ -133,7 +135,7 @@ def _by_row(figures: Figures, asked: Asked, usual: Sequence[str]) -> Table:
     for row, shown in rows.items():
         cells.append([shown, *(_known(figures, asked, row, column) for column in columns)])
     heads = _with_units(figures, columns)
-    return _without_empty(Table([asked.title, *heads], cells), bool(asked.columns))
+    return _without_empty(table_of([asked.title, *heads], cells), bool(asked.columns))
 
 
 def _known(figures: Figures, asked: Asked, row: str, column: str) -> str:
@@ -154,14 +156,13 @@ def _with_units(figures: Figures, columns: Mapping[str, str]) -> list[str]:
     return heads
 
 
-def _without_empty(table: Table, is_chosen: bool) -> Table:
+def _without_empty(table: pd.DataFrame, is_chosen: bool) -> pd.DataFrame:
     """A table without columns in which nothing stands, unless they were asked for."""
-    kept = []
-    for i in range(len(table.header)):
-        if is_chosen or i == 0 or any(row[i] for row in table.rows):
-            kept.append(i)
-    rows = [[row[i] for i in kept] for row in table.rows]
-    return Table([table.header[i] for i in kept], rows)
+    if is_chosen:
+        return table
+    is_there = (table != "").any().to_numpy(copy=True)
+    is_there[0] = True
+    return table.loc[:, is_there]
 
 
 def _cell(figures: Figures, asked: Asked, row: str, column: str) -> str:
@@ -246,7 +247,7 @@ def plus_minus(values: Sequence[float], digits: int) -> str:
     return f"{mean:,.{digits}f} ± {spread:,.{digits}f}"
 
 
-def contrasts(figures: Figures, asked: Asked) -> Table:
+def contrasts(figures: Figures, asked: Asked) -> pd.DataFrame:
     """A contrast a row, or all rows beside the baseline."""
     usual = []
     for name, column in figures.comparisons:
@@ -261,11 +262,11 @@ def contrasts(figures: Figures, asked: Asked) -> Table:
         for column in columns:
             parts.append(str(one["seeds"]) if column == "seeds" else _compared(one, column, asked))
         cells.append([shown, *parts])
-    table = Table([asked.title or "contrast", *_with_units(figures, columns)], cells)
+    table = table_of([asked.title or "contrast", *_with_units(figures, columns)], cells)
     return _without_empty(table, bool(asked.columns))
 
 
-def search(figures: Figures, asked: Asked) -> Table:
+def search(figures: Figures, asked: Asked) -> pd.DataFrame:
     """The values that were tried for a row, with validation losses in nats per token."""
     found = figures.value("search")
     require(bool(found), f"{figures.path}: holds no search")
@@ -288,10 +289,10 @@ def search(figures: Figures, asked: Asked) -> Table:
             )
             parts.append(f"**{value}: {nats}**" if float(value) == best else f"{value}: {nats}")
         cells.append([shown, "; ".join(parts)])
-    return Table([asked.title, f"{name}: valid nats per token"], cells)
+    return table_of([asked.title, f"{name}: valid nats per token"], cells)
 
 
-def distances(figures: Figures, asked: Asked) -> Table:
+def distances(figures: Figures, asked: Asked) -> pd.DataFrame:
     """Nats per token by distance to the beginning of the article, less those of another row."""
     require(bool(asked.edges), "a table of distances needs edges = [16, 64], where ranges begin")
     starts = [0, *asked.edges]
@@ -313,10 +314,10 @@ def distances(figures: Figures, asked: Asked) -> Table:
                 nats -= figures.at(other, asked.of, first, last)
             parts.append(f"{nats:{'+' if other else ''}.{asked.digits_of('', 3)}f}")
         cells.append([shown, *parts])
-    return Table(header, cells)
+    return table_of(header, cells)
 
 
-def plain(figures: Figures, asked: Asked) -> Table:
+def plain(figures: Figures, asked: Asked) -> pd.DataFrame:
     """The rows of any JSON: of lists, or single ones, at one or several paths, which are named if
     the marker does.
     """
@@ -334,7 +335,7 @@ def plain(figures: Figures, asked: Asked) -> Table:
                 values.append(_plain(figures.value(*keys, *_keys(name)), name, asked))
             cells.append([shown, *values] if is_named else values)
     require(bool(cells), f"{figures.path}: no row is as `where` asks")
-    return Table([*[asked.title] * is_named, *columns.values()], cells)
+    return table_of([*[asked.title] * is_named, *columns.values()], cells)
 
 
 def _keys(path: str) -> list[str | int]:
@@ -356,16 +357,13 @@ def _paths(figures: Figures, path: str) -> list[list[str | int]]:
     return rows
 
 
-def occurrences(figures: Figures, asked: Asked) -> Table:
+def occurrences(figures: Figures, asked: Asked) -> pd.DataFrame:
     """Groups of tokens by where a token stood last, those whose columns are as `where` asks."""
-    table = table_of_groups(figures.groups)
-    cells = []
-    for row in table.rows:
-        named = dict(zip(table.header, row, strict=True))
-        if all(named.get(key) == wanted for key, wanted in asked.where.items()):
-            cells.append(row)
-    require(bool(cells), f"{figures.path}: no row is as `where` asks")
-    return Table(table.header, cells)
+    table: Any = as_table(figures.groups)
+    for column, wanted in asked.where.items():
+        table = table[table[column] == wanted]
+    require(len(table) > 0, f"{figures.path}: no row is as `where` asks")
+    return table
 
 
 def _plain(value: Any, name: str, asked: Asked) -> str:
@@ -376,7 +374,7 @@ def _plain(value: Any, name: str, asked: Asked) -> str:
     return "" if value is None else str(value)
 
 
-KINDS: Mapping[str, Callable[[Figures, Asked], Table]] = {
+KINDS: Mapping[str, Callable[[Figures, Asked], pd.DataFrame]] = {
     "metric": metric,
     "budget": budget,
     "beside": beside,

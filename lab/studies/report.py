@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd  # pyright: ignore[reportMissingImports]
 
 from lab.measures.loss_by_position import centre
 from lab.studies.figures import COSTS, PEAK, Figures
@@ -31,7 +32,7 @@ from lab.studies.results import (
 )
 from lab.studies.runner import best_finite
 from lab.studies.statistics import POWER, Comparison, mean_and_spread
-from lab.studies.tables import Table, as_markdown
+from lab.studies.tables import as_markdown, table_of
 from txl.config import UsageError
 from txl.runtime.log import perplexity
 from txl.runtime.outputs import Kind, json_kind, output, write_json, write_text
@@ -128,7 +129,7 @@ def in_words(study: Study, findings: Findings) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def until_the_loss_of_the_baseline(study: Study, rows: Sequence[Row]) -> Table:
+def until_the_loss_of_the_baseline(study: Study, rows: Sequence[Row]) -> pd.DataFrame:
     """The tokens after which the runs of a row, those that do, have the baseline's final loss."""
     goals = {row.source: final_loss(row.runs) for row in rows if row.variant == study.baseline}
     cells = []
@@ -142,7 +143,7 @@ def until_the_loss_of_the_baseline(study: Study, rows: Sequence[Row]) -> Table:
         if reached:
             shown = f"{mean_and_spread(reached)[0]:,.0f} ({len(reached)} of {len(tokens)})"
         cells.append([row.name, shown])
-    return Table(["run", "tokens to the baseline's loss"], cells)
+    return table_of(["run", "tokens to the baseline's loss"], cells)
 
 
 def _about_curves(study: Study, rows: Sequence[Row]) -> str:

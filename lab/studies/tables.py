@@ -1,27 +1,18 @@
-"""Tables, and how they are written: Markdown and CSV."""
+"""Tables of texts, and how they are written in Markdown."""
 
-import csv
-import io
-from typing import NamedTuple
+from collections.abc import Sequence
 
-
-class Table(NamedTuple):
-    """The header and rows of cells."""
-
-    header: list[str]
-    rows: list[list[str]]
+import pandas as pd  # pyright: ignore[reportMissingImports]
 
 
-def as_markdown(table: Table) -> str:
+def table_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> pd.DataFrame:
+    """A table of cells."""
+    return pd.DataFrame(rows, columns=list(header), dtype=object)
+
+
+def as_markdown(frame: pd.DataFrame) -> str:
     """A table in Markdown."""
-    lines = [table.header, ["---"] * len(table.header), *table.rows]
+    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
     return "\n".join(
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
     )
-
-
-def as_csv(table: Table) -> str:
-    """A table in CSV."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([table.header, *table.rows])
-    return out.getvalue()

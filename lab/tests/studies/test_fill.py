@@ -176,7 +176,7 @@ TABLES: dict[str, tuple[str, Settings, list[list[str]]]] = {
 
 def table_of(kind: str, file: str, **settings: Any) -> list[list[str]]:
     table = KINDS[kind](Figures(Path(file)), Asked(**settings))
-    return [table.header, *table.rows]
+    return [list(table.columns), *table.to_numpy().tolist()]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from lab.studies.plan import Contrast, Study
 from lab.studies.report import Findings, draw, in_words
 from lab.studies.results import Row, RunFigures, compared
 from lab.studies.statistics import Comparison, comparison, corrected, detectable, estimate
-from lab.studies.tables import Table, as_markdown
+from lab.studies.tables import as_markdown, table_of
 
 STUDY = Study("s", "S", (1, 2, 3), {"base": {}, "other": {}}, {}, "base")
 
@@ -267,4 +267,4 @@ def test_the_picture_shows_every_mean_and_hides_none() -> None:
 
 
 def test_signs_of_markdown_are_escaped() -> None:
-    assert as_markdown(Table(["a|b", "x_1"], [])).splitlines()[0] == r"| a\|b | x_1 |"
+    assert as_markdown(table_of(["a|b", "x_1"], [])).splitlines()[0] == r"| a\|b | x_1 |"
