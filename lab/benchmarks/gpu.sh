@@ -35,7 +35,7 @@ if [[ ! $part =~ ^[1-4]$ ]]; then
     sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
-out=${2:-$PWD/benchmarks/results/gpu}
+out=${2:-$PWD/lab/benchmarks/results/gpu}
 [[ $out == /* ]] || out=$called_from/$out
 in_all=${SECONDS_IN_ALL:-585}
 if [[ ! $in_all =~ ^[1-9][0-9]{0,5}$ ]]; then

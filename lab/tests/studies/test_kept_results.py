@@ -60,10 +60,6 @@ def by_pairs(content: dict[str, Any], one: dict[str, Any]) -> list[float]:
     return [mean, mean - half, mean + half, float(ttest_1samp(differences, 0).pvalue)]
 
 
-def test_there_are_files() -> None:
-    assert len(FILES) >= 5
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_comparisons_follow_from_the_losses(path: Path) -> None:
     content = json.loads(path.read_text())
