@@ -2,6 +2,9 @@
 programs are started as modules, `python -m lab.studies FILE`; nothing of txl imports it.
 """
 
+import sys
+
 from txl.cli.launch import prepare
 
-prepare()  # before PyTorch is imported
+if not any("benchmarks" in word for word in sys.orig_argv):  # which start as what they compare with
+    prepare()  # before PyTorch is imported

@@ -106,12 +106,11 @@ def _with_intervals(axes: Any, figures: Figures, asked: Mapping[float, str], **l
     for x, name in asked.items():
         if figures.comparisons.get((name, ""), {}).get("difference") is not None:
             places[x] = name
-    means = [figures.compared("difference", name) for name in places.values()]
-    below = [figures.compared("low", name) for name in places.values()]
-    above = [figures.compared("high", name) for name in places.values()]
+    found = [figures.comparison(name) for name in places.values()]
+    means = [one["difference"] for one in found]
     reach = [
-        [mean - low for mean, low in zip(means, below, strict=True)],
-        [high - mean for mean, high in zip(means, above, strict=True)],
+        [one["difference"] - one["low"] for one in found],
+        [one["high"] - one["difference"] for one in found],
     ]
     axes.errorbar(list(places), means, yerr=reach, markersize=4, capsize=3, **looks)
 

@@ -1,7 +1,7 @@
 """What all tests share: also on a machine with a GPU they are tests on a CPU.
 
 There train.py would take the GPU, and bfloat16 there and on many processors, and what is compared bit by bit would be
-compared with another device's numbers. What only a GPU can show is asked by `python -m benchmarks.gpu_check`.
+compared with another device's numbers. What only a GPU can show is asked by `python -m lab.benchmarks.gpu_check`.
 """
 
 import logging

@@ -7,11 +7,9 @@ python -m lab.studies STUDY.toml
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from lab.studies.checks import require_columns, require_texts
-from lab.studies.contrasts import note_contrasts
 from lab.studies.page import draw_page
 from lab.studies.plan import Study, read_study
 from lab.studies.report import Findings, in_words, write_report
@@ -59,10 +57,6 @@ def main(argv: Sequence[str]) -> int:
         read_flags(argv if asks else argv[1:], StudiesConfig, description=__doc__ or ""),
     )
     study = read_study(Path(argv[0]))
-    require(
-        find_spec("scipy") is not None or not has_several_seeds(study),
-        "a study with several seeds needs scipy for its statistics; pip install scipy",
-    )
     only = chosen(study, config)
     if config.folder:
         folder = Path(config.folder)
@@ -76,13 +70,12 @@ def main(argv: Sequence[str]) -> int:
     if not config.report_only:
         require_texts(study)
         require_columns(study)
-    noted = note_contrasts(study, runs, folder)
     try:
         if config.report_only:
             failed = {}
         else:
             failed = run_study(study, runs, jobs=config.jobs, only=only)
-        findings = Findings.of(study, runs, noted, failed)
+        findings = Findings.of(study, runs, failed)
         said = in_words(study, findings)
         print_line(f"\n{said}")
         for path in write_report(study, findings, folder, said):
@@ -96,11 +89,6 @@ def main(argv: Sequence[str]) -> int:
     if failed:
         return 1
     return 0
-
-
-def has_several_seeds(study: Study) -> bool:
-    """Whether a variant is trained more than once, so that there is a spread."""
-    return any(len(study.seeds_of(name)) > 1 for name in study.variants) or bool(study.reruns)
 
 
 def chosen(study: Study, config: StudiesConfig) -> Choice:

@@ -9,18 +9,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd  # pyright: ignore[reportMissingImports]
+
 from lab.studies.occurrences import Group
 from lab.studies.plan import METRICS
 from lab.studies.statistics import mean_and_spread
-from lab.studies.tables import COSTS
 from txl.config import UsageError, require
 from txl.files import content_of
 from txl.runtime.records import read_json
 
+COSTS = (
+    "parameters",
+    "parameters_in_layers",
+    "tokens",
+    "remembered",
+    "operations",
+    "cpu_seconds",
+    "seconds",
+    "ms_per_step",
+)
+"""What a run has cost, by its fields in study.json."""
 PEAK = "peak_mib"
 """Of a row the maximum over its seeds: a machine must have as much."""
-COMPARED = ("difference", "low", "high", "p", "p_holm", "detectable")
-"""Numbers of a comparison."""
 
 
 class Figures:
@@ -30,11 +40,14 @@ class Figures:
 
     Args:
         path: of a JSON file, or a CSV file, which becomes a list of rows of texts.
+        content: of the file, if it is not written yet.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, content: Any = None) -> None:
         self.path = path
-        self.content: Any = _content(path)
+        self.content = content
+        if content is None:
+            self.content = _content(path)
 
     def value(self, *keys: str | int) -> Any:
         """What stands at a path of names and places."""
@@ -79,19 +92,41 @@ class Figures:
 
     def columns(self, rows: Sequence[str]) -> list[str]:
         """The columns of the evaluations of rows."""
-        return list(
-            dict.fromkeys(name for row in rows for run in self.runs(row) for name in run["values"])
-        )
+        found: dict[str, None] = {}
+        for row in rows:
+            for run in self._all_runs.get(row, ()):
+                found |= dict.fromkeys(run["values"])
+        return list(found)
+
+    @functools.cached_property
+    def trainings(self) -> pd.DataFrame:
+        """A line a training: its row, what it has cost, and what it has reached in each evaluation,
+        under `values: COLUMN` and `nats: COLUMN`.
+        """
+        lines = []
+        for row, runs in self._all_runs.items():
+            for run in runs:
+                line: dict[str, Any] = {"row": row, **{name: run.get(name) for name in COSTS}}
+                if run.get("peak_gib") is not None:
+                    line[PEAK] = 1024 * run["peak_gib"]
+                for kind in ("values", "nats"):
+                    line |= {f"{kind}: {column}": number for column, number in run[kind].items()}
+                lines.append(line)
+        return pd.DataFrame(lines)
+
+    def _known(self, row: str, what: str, why: str) -> list[float]:
+        """What is known of the trainings of a row; `why` says what to do if it is nothing."""
+        self.runs(row)
+        found = []
+        if what in self.trainings:
+            found = self.trainings.loc[self.trainings["row"] == row, what].dropna().tolist()
+        require(bool(found), f"{self.path}: {row!r}: {why}")
+        return found
 
     def each(self, row: str, column: str, kind: str = "values") -> list[float]:
         """A column of every training of a row: the study's metric, or its `nats` per token."""
-        found = []
-        for run in self.runs(row):
-            if column in run[kind]:
-                found.append(run[kind][column])
         there = "; ".join(self.columns([row]))
-        require(bool(found), f"{self.path}: {row!r}: no column {column!r}; there are {there}")
-        return found
+        return self._known(row, f"{kind}: {column}", f"no column {column!r}; there are {there}")
 
     def origins(self, row: str, kind: str) -> list[str]:
         """The commits (`code`) or processors of a row's trainings, each once."""
@@ -129,29 +164,16 @@ class Figures:
         return sum(bool(run.get("is_rerun")) for run in self.runs(row))
 
     def costs(self, row: str, name: str) -> list[float]:
-        """What every training of a row has cost, one of `COSTS`."""
-        require(name in COSTS, f"{self.path}: {name}: no such cost; there are {', '.join(COSTS)}")
-        found = []
-        for run in self.runs(row):
-            if run.get(name) is not None:
-                found.append(run[name])
-        require(bool(found), f"{self.path}: {row!r}: {name} was not measured")
-        return found
+        """What every training of a row has cost, one of `COSTS`, or `PEAK`."""
+        there = ", ".join((*COSTS, PEAK))
+        require(name in (*COSTS, PEAK), f"{self.path}: {name}: no such cost; there are {there}")
+        return self._known(row, name, f"{name} was not measured")
 
     def cost(self, row: str, name: str) -> float:
         """What a row has cost: the mean over the seeds, of `PEAK` the maximum."""
         if name == PEAK:
-            return max(self.peaks(row))
+            return max(self.costs(row, name))
         return mean_and_spread(self.costs(row, name))[0]
-
-    def peaks(self, row: str) -> list[float]:
-        """The peak of memory of every training of a row, in MiB."""
-        found = []
-        for run in self.runs(row):
-            if run.get("peak_gib") is not None:
-                found.append(1024 * run["peak_gib"])
-        require(bool(found), f"{self.path}: {row!r}: {PEAK} was not measured")
-        return found
 
     def flag(self, row: str, name: str) -> Any:
         """A flag of train.py that a row was trained with."""
@@ -176,13 +198,6 @@ class Figures:
             f"{self.path}: {shown!r}: no such comparison; there are {'; '.join(there)}",
         )
         return self.comparisons[name, column]
-
-    def compared(self, number: str, name: str, column: str = "") -> float:
-        """A number of a comparison, one of `COMPARED`."""
-        found = self.comparison(name, column).get(number)
-        require(found is not None, f"{self.path}: {name!r}: has no {number}")
-        assert found is not None
-        return found
 
     def at(self, row: str, column: str, first: int, last: int | None = None) -> float:
         """Nats per token over the seeds, of tokens `first` to `last` (None: all that follow) after

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd  # pyright: ignore[reportMissingImports]
 
 from lab.measures.last_occurrence import PLACES, by_occurrence, frequency_edges, places
-from lab.studies import tables
 from lab.studies.checks import column_names
 from lab.studies.plan import Study, Task, read_study, slug, tasks, words
 from lab.studies.runner import TRAINING, finished
-from lab.studies.statistics import half_width, mean_and_spread
+from lab.studies.statistics import ALPHA
+from lab.studies.tables import as_markdown, table_of
 from txl.cli.flags import read_flags
 from txl.cli.run import run
 from txl.config import Checked, UsageError, build, option, require
@@ -91,9 +92,11 @@ def main(argv: Sequence[str]) -> None:
     inputs = inputs_of({**typed, "study": argv[0]}, "csv")
     require_outputs({"--csv": (config.csv, TABLE)}, inputs)
     groups = compare(study, runs, config.of, config.against)
-    print_line(tables.as_markdown(table_of(groups)))
+    print_line(as_markdown(as_table(groups)))
     if config.csv:
-        write_text(Path(config.csv), tables.as_csv(unrounded(groups)), TABLE)
+        write_text(
+            Path(config.csv), unrounded(groups).to_csv(index=False, lineterminator="\n"), TABLE
+        )
 
 
 def compare(study: Study, runs: Path, of: Sequence[str], against: Sequence[str]) -> list[Group]:
@@ -212,7 +215,7 @@ def counts_of_training(task: Task) -> np.ndarray:
     return counts_V
 
 
-def table_of(groups: Sequence[Group]) -> tables.Table:
+def as_table(groups: Sequence[Group]) -> pd.DataFrame:
     """A group a row, rounded; the interval is over seeds, where there are several."""
     header = [
         "last occurrence",
@@ -239,10 +242,10 @@ def table_of(groups: Sequence[Group]) -> tables.Table:
                 f"{group.share:.1%}",
             ]
         )
-    return tables.Table(header, cells)
+    return table_of(header, cells)
 
 
-def unrounded(groups: Sequence[Group]) -> tables.Table:
+def unrounded(groups: Sequence[Group]) -> pd.DataFrame:
     """For programs: a group a row, with the difference of each seed."""
     n_seed = len(groups[0].differences)
     header = [*_COLUMNS, *(f"difference {i}" for i in range(1, n_seed + 1))]
@@ -254,16 +257,17 @@ def unrounded(groups: Sequence[Group]) -> tables.Table:
                 *map(repr, (group.of, group.against, group.share, *group.differences)),
             ]
         )
-    return tables.Table(header, rows)
+    return table_of(header, rows)
 
 
 def _interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    mean, spread = mean_and_spread(differences)
-    if spread is None:
+    from statsmodels.stats.weightstats import (  # pyright: ignore[reportMissingImports]
+        DescrStatsW,
+    )
+
+    if len(differences) < 2:
         return None
-    n = len(differences)
-    half = half_width(spread / n**0.5, n - 1)
-    return mean - half, mean + half
+    return DescrStatsW(list(differences)).tconfint_mean(ALPHA)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,17 @@
 the kinds of tables.
 """
 
-import functools
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any
 
-from lab.studies.figures import PEAK, Figures
-from lab.studies.occurrences import table_of as table_of_groups
-from lab.studies.page_numbers import evaluated, sources_in
+import pandas as pd  # pyright: ignore[reportMissingImports]
+
+from lab.studies.figures import COSTS, PEAK, Figures
+from lab.studies.occurrences import as_table
 from lab.studies.statistics import mean_and_spread
-from lab.studies.tables import COSTS, Table, of_all
+from lab.studies.tables import as_markdown, table_of
 from txl.config import UsageError, require
-from txl.runtime.records import fits
 
 Names = list[str] | dict[str, str]
 """What a table shows, or what it shows by how it calls it."""
@@ -22,7 +20,7 @@ Names = list[str] | dict[str, str]
 
 @dataclass(frozen=True)
 class Asked:
-    """The settings of a table, as TOML.
+    """The settings of a table.
 
     Attributes:
         rows: of the study, or contrasts; of `plain` the paths of lists (`rows`, `clamped.rows`).
@@ -35,8 +33,8 @@ class Asked:
         edges: of `distances`, where ranges begin.
         digits: after the decimal point, of all or by column.
         where: of `plain`, what fields of its rows must be.
-        cells: of `cells`, a row's numbers, one a line, written as those of prose.
         title: of the first column.
+        may_lack: a figure that is not there is an empty cell.
     """
 
     rows: Names = field(default_factory=list)
@@ -47,8 +45,8 @@ class Asked:
     edges: list[int] = field(default_factory=list)
     digits: int | dict[str, int] = -1
     where: dict[str, Any] = field(default_factory=dict)
-    cells: dict[str, str] = field(default_factory=dict)
     title: str = ""
+    may_lack: bool = False
 
     def digits_of(self, column: str, usual: int) -> int:
         """Of the numbers in a column."""
@@ -70,30 +68,6 @@ class Asked:
     def contrast_of(self, row: str) -> str:
         """The name of a row's contrast."""
         return self.contrast.replace("{row}", row)
-
-
-def table_of(kind: str, figures: Figures, settings: str) -> Table:
-    """The table that a marker asks for.
-
-    Args:
-        kind: one of `KINDS`.
-        settings: those of `Asked`, in TOML.
-    Raises:
-        UsageError: if there is no such kind, setting, row or column.
-    """
-    require(kind in KINDS, f"{kind}: no such kind of table; there are {', '.join(KINDS)}")
-    try:
-        read = tomllib.loads(settings)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"its settings are not TOML: {error}") from None
-    hints = get_type_hints(Asked)
-    for name, value in read.items():
-        require(name in hints, f"{name}: no such setting; there are {', '.join(hints)}")
-        require(
-            fits(value, hints[name]),
-            f"{name} = {value!r}: of another type, see lab/docs/studies.md",
-        )
-    return KINDS[kind](figures, Asked(**read))
 
 
 def shown_as(names: Names, usual: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
@@ -132,24 +106,24 @@ _CHOSEN = "chosen, "
 _FROM = ("code", "processor")
 
 
-def metric(figures: Figures, asked: Asked) -> Table:
+def metric(figures: Figures, asked: Asked) -> pd.DataFrame:
     """Mean and standard deviation over a row's seeds, by evaluation."""
     rows = list(shown_as(asked.rows, figures.rows))
     return _by_row(figures, asked, ["seeds", *figures.columns(rows)])
 
 
-def budget(figures: Figures, asked: Asked) -> Table:
+def budget(figures: Figures, asked: Asked) -> pd.DataFrame:
     """What a row has cost: means over the seeds, and the maximum of the peaks."""
     usual = ["seeds", "parameters", "tokens", "cpu_seconds", "seconds", "remembered", PEAK]
     return _by_row(figures, asked, usual)
 
 
-def beside(figures: Figures, asked: Asked) -> Table:
+def beside(figures: Figures, asked: Asked) -> pd.DataFrame:
     """A row beside the baseline."""
     return _by_row(figures, asked, ["seeds", *_COMPARED])
 
 
-def _by_row(figures: Figures, asked: Asked, usual: Sequence[str]) -> Table:
+def _by_row(figures: Figures, asked: Asked, usual: Sequence[str]) -> pd.DataFrame:
     rows = shown_as(asked.rows, figures.rows)
     if asked.contrast:
         require(
@@ -159,9 +133,19 @@ def _by_row(figures: Figures, asked: Asked, usual: Sequence[str]) -> Table:
     columns = asked.shown_columns(usual)
     cells = []
     for row, shown in rows.items():
-        cells.append([shown, *(_cell(figures, asked, row, column) for column in columns)])
+        cells.append([shown, *(_known(figures, asked, row, column) for column in columns)])
     heads = _with_units(figures, columns)
-    return _without_empty(Table([asked.title, *heads], cells), bool(asked.columns))
+    return _without_empty(table_of([asked.title, *heads], cells), bool(asked.columns))
+
+
+def _known(figures: Figures, asked: Asked, row: str, column: str) -> str:
+    """A cell, empty if it may be."""
+    try:
+        return _cell(figures, asked, row, column)
+    except UsageError:
+        if not asked.may_lack:
+            raise
+        return "0" * (column == "seeds")
 
 
 def _with_units(figures: Figures, columns: Mapping[str, str]) -> list[str]:
@@ -172,21 +156,23 @@ def _with_units(figures: Figures, columns: Mapping[str, str]) -> list[str]:
     return heads
 
 
-def _without_empty(table: Table, is_chosen: bool) -> Table:
+def _without_empty(table: pd.DataFrame, is_chosen: bool) -> pd.DataFrame:
     """A table without columns in which nothing stands, unless they were asked for."""
-    kept = []
-    for i in range(len(table.header)):
-        if is_chosen or i == 0 or any(row[i] for row in table.rows):
-            kept.append(i)
-    rows = [[row[i] for i in kept] for row in table.rows]
-    return Table([table.header[i] for i in kept], rows)
+    if is_chosen:
+        return table
+    is_there = (table != "").any().to_numpy(copy=True)
+    is_there[0] = True
+    return table.loc[:, is_there]
 
 
 def _cell(figures: Figures, asked: Asked, row: str, column: str) -> str:
     if column in figures.columns([row]):
         known = figures.each(row, column)
         shown = plus_minus(known, asked.digits_of(column, 1))
-        return shown + of_all(len(known), len(figures.runs(row)))
+        n_run = len(figures.runs(row))
+        if len(known) < n_run:
+            return f"{shown} ({len(known)} of {n_run})"
+        return shown
     if column == "seeds":
         n_again = figures.reruns(row)
         return f"{figures.seeds(row)}" + f" + {n_again} again" * bool(n_again)
@@ -261,7 +247,7 @@ def plus_minus(values: Sequence[float], digits: int) -> str:
     return f"{mean:,.{digits}f} ± {spread:,.{digits}f}"
 
 
-def contrasts(figures: Figures, asked: Asked) -> Table:
+def contrasts(figures: Figures, asked: Asked) -> pd.DataFrame:
     """A contrast a row, or all rows beside the baseline."""
     usual = []
     for name, column in figures.comparisons:
@@ -276,11 +262,11 @@ def contrasts(figures: Figures, asked: Asked) -> Table:
         for column in columns:
             parts.append(str(one["seeds"]) if column == "seeds" else _compared(one, column, asked))
         cells.append([shown, *parts])
-    table = Table([asked.title or "contrast", *_with_units(figures, columns)], cells)
+    table = table_of([asked.title or "contrast", *_with_units(figures, columns)], cells)
     return _without_empty(table, bool(asked.columns))
 
 
-def search(figures: Figures, asked: Asked) -> Table:
+def search(figures: Figures, asked: Asked) -> pd.DataFrame:
     """The values that were tried for a row, with validation losses in nats per token."""
     found = figures.value("search")
     require(bool(found), f"{figures.path}: holds no search")
@@ -303,10 +289,10 @@ def search(figures: Figures, asked: Asked) -> Table:
             )
             parts.append(f"**{value}: {nats}**" if float(value) == best else f"{value}: {nats}")
         cells.append([shown, "; ".join(parts)])
-    return Table([asked.title, f"{name}: valid nats per token"], cells)
+    return table_of([asked.title, f"{name}: valid nats per token"], cells)
 
 
-def distances(figures: Figures, asked: Asked) -> Table:
+def distances(figures: Figures, asked: Asked) -> pd.DataFrame:
     """Nats per token by distance to the beginning of the article, less those of another row."""
     require(bool(asked.edges), "a table of distances needs edges = [16, 64], where ranges begin")
     starts = [0, *asked.edges]
@@ -328,10 +314,10 @@ def distances(figures: Figures, asked: Asked) -> Table:
                 nats -= figures.at(other, asked.of, first, last)
             parts.append(f"{nats:{'+' if other else ''}.{asked.digits_of('', 3)}f}")
         cells.append([shown, *parts])
-    return Table(header, cells)
+    return table_of(header, cells)
 
 
-def plain(figures: Figures, asked: Asked) -> Table:
+def plain(figures: Figures, asked: Asked) -> pd.DataFrame:
     """The rows of any JSON: of lists, or single ones, at one or several paths, which are named if
     the marker does.
     """
@@ -349,7 +335,7 @@ def plain(figures: Figures, asked: Asked) -> Table:
                 values.append(_plain(figures.value(*keys, *_keys(name)), name, asked))
             cells.append([shown, *values] if is_named else values)
     require(bool(cells), f"{figures.path}: no row is as `where` asks")
-    return Table([*[asked.title] * is_named, *columns.values()], cells)
+    return table_of([*[asked.title] * is_named, *columns.values()], cells)
 
 
 def _keys(path: str) -> list[str | int]:
@@ -371,34 +357,13 @@ def _paths(figures: Figures, path: str) -> list[list[str | int]]:
     return rows
 
 
-def occurrences(figures: Figures, asked: Asked) -> Table:
+def occurrences(figures: Figures, asked: Asked) -> pd.DataFrame:
     """Groups of tokens by where a token stood last, those whose columns are as `where` asks."""
-    table = table_of_groups(figures.groups)
-    cells = []
-    for row in table.rows:
-        named = dict(zip(table.header, row, strict=True))
-        if all(named.get(key) == wanted for key, wanted in asked.where.items()):
-            cells.append(row)
-    require(bool(cells), f"{figures.path}: no row is as `where` asks")
-    return Table(table.header, cells)
-
-
-def cells(figures: Figures, asked: Asked) -> Table:
-    """Numbers from several files, each with its source: NUMBER = EXPRESSION, or the path of a file,
-    which the lines after it are about; the first are about the file of the marker.
-    """
-    require(
-        isinstance(asked.columns, list) and bool(asked.columns and asked.cells),
-        "a table of cells needs columns, a list, and [cells], the numbers of each row",
-    )
-    files = functools.cache(Figures)
-    rows = []
-    for name, lines in asked.cells.items():
-        sources = sources_in(f"{figures.path}\n{lines}", name)
-        n_column = len(asked.columns)
-        require(len(sources) == n_column, f"{name}: {len(sources)} numbers for {n_column} columns")
-        rows.append([name, *(evaluated(source, files) for source in sources)])
-    return Table([asked.title, *asked.columns], rows)
+    table: Any = as_table(figures.groups)
+    for column, wanted in asked.where.items():
+        table = table[table[column] == wanted]
+    require(len(table) > 0, f"{figures.path}: no row is as `where` asks")
+    return table
 
 
 def _plain(value: Any, name: str, asked: Asked) -> str:
@@ -409,7 +374,7 @@ def _plain(value: Any, name: str, asked: Asked) -> str:
     return "" if value is None else str(value)
 
 
-KINDS: Mapping[str, Callable[[Figures, Asked], Table]] = {
+KINDS: Mapping[str, Callable[[Figures, Asked], pd.DataFrame]] = {
     "metric": metric,
     "budget": budget,
     "beside": beside,
@@ -418,6 +383,17 @@ KINDS: Mapping[str, Callable[[Figures, Asked], Table]] = {
     "distances": distances,
     "plain": plain,
     "occurrences": occurrences,
-    "cells": cells,
 }
-"""By the word that a marker begins with."""
+
+
+def _as_function(kind: str) -> Callable[..., str]:
+    """What a template calls for a kind of table: of a file, with the settings of `Asked`."""
+
+    def table(figures: Figures, **settings: Any) -> str:
+        return as_markdown(KINDS[kind](figures, Asked(**settings)))
+
+    return table
+
+
+TABLES = {kind: _as_function(kind) for kind in KINDS}
+"""By the names that they have in templates."""

@@ -81,6 +81,7 @@ class Study:
         evaluations: flags of eval.py by name; each row of eval.py is a column of the table.
         baseline: the variant that the others are compared with.
         contrasts: what is compared in their place, by name.
+        exploratory: contrasts that were chosen with figures in sight, which have no verdict.
         own_seeds: the seeds of variants that do not have those of the study.
         own_flags: flags over those of an evaluation, by variant and evaluation.
         reruns: seeds of variants that are trained a second time, last of all: how far a training is
@@ -103,6 +104,7 @@ class Study:
     reruns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     search: Search | None = None
     best: Mapping[str, str] = field(default_factory=dict)
+    exploratory: tuple[str, ...] = ()
 
     def evaluation_of(self, column: str) -> str | None:
         """The name of the evaluation that gives a column; None: none does."""
@@ -163,6 +165,7 @@ def read_study(path: Path) -> Study:
         [grid]                    lists of values: every combination is a variant (of each of [runs], if there are any)
         [evaluations.test]        flags of eval.py; {run} in one is the run directory
         [contrasts.NAME]          of = [["run", "column"], ...] and as many in against: what is compared
+                                  exploratory = true: it was chosen with figures in sight
         [search]                  of = "lr"     factor = 2     seed = 101     [search.train]: flags of short trainings
         [search.like]             "longer" = "memory 64": takes the value found for that variant
         [reruns]                  "memory 64" = [1]: seeds that are trained once more
@@ -187,10 +190,15 @@ def read_study(path: Path) -> Study:
         f"{path}: baseline {baseline!r}: no such run; there are {', '.join(variants)}",
     )
     best = _best(path, content.get("best", {}), evaluations)
-    contrasts = {
-        name: _contrast(f"{path}: contrasts.{name}", table, variants, evaluations, best)
-        for name, table in content.get("contrasts", {}).items()
-    }
+    contrasts = {}
+    exploratory = []
+    for name, table in content.get("contrasts", {}).items():
+        place = f"{path}: contrasts.{name}"
+        if isinstance(table, dict):
+            is_late = table.pop("exploratory", False)
+            require(isinstance(is_late, bool), f"{place}: exploratory: must be true or false")
+            exploratory += [name] * is_late
+        contrasts[name] = _contrast(place, table, variants, evaluations, best)
     search = _search(path, content["search"], variants) if "search" in content else None
     title = content.get("title", path.stem)
     study = Study(
@@ -207,6 +215,7 @@ def read_study(path: Path) -> Study:
         {},
         search,
         best,
+        tuple(exploratory),
     )
     _require_common_seeds(path, study)
     return replace(study, reruns=_reruns(path, content.get("reruns", {}), study))

@@ -1,18 +1,21 @@
-"""The report of a study: tables in Markdown, CSV and LaTeX, pictures, and one JSON with every
-figure. Importing this does not import matplotlib.
+"""The report of a study: tables in Markdown, pictures, and one JSON with every figure.
+
+Importing this does not import matplotlib.
 """
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd  # pyright: ignore[reportMissingImports]
 
 from lab.measures.loss_by_position import centre
-from lab.studies import tables
-from lab.studies.contrasts import Noted, digest_of
+from lab.studies.figures import COSTS, PEAK, Figures
+from lab.studies.page_tables import TABLES
 from lab.studies.plan import METRICS, Search, Study
 from lab.studies.results import (
     Rerun,
@@ -20,13 +23,16 @@ from lab.studies.results import (
     by_distance,
     columns_of,
     compared,
+    final_loss,
     reruns_of,
     rows_of,
     searches_of,
+    tokens_until,
     validated_alike,
 )
 from lab.studies.runner import best_finite
 from lab.studies.statistics import POWER, Comparison, mean_and_spread
+from lab.studies.tables import as_markdown, table_of
 from txl.config import UsageError
 from txl.runtime.log import perplexity
 from txl.runtime.outputs import Kind, json_kind, output, write_json, write_text
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
 
 
 JSON = "study.json"
+TEXT = "table.md"
 STUDY = json_kind(
     "lab.studies",
     ("written_by", "study", "runs", "comparisons", "failed"),
@@ -54,7 +61,6 @@ class Findings:
 
     Attributes:
         comparisons: its contrasts, or its rows with the baseline, see `compared`.
-        noted: its contrasts, as they were noted.
         searches: of each variant, the losses of the values by which its own is found, see
             `searches_of`.
         failed: the errors of trainings by their names.
@@ -62,17 +68,14 @@ class Findings:
 
     rows: Sequence[Row]
     comparisons: Sequence[Comparison]
-    noted: Sequence[Noted] = ()
     searches: Mapping[str, Mapping[float, float]] = dataclasses.field(default_factory=dict)
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @staticmethod
-    def of(
-        study: Study, runs: Path, noted: Sequence[Noted], failed: Mapping[str, str]
-    ) -> "Findings":
+    def of(study: Study, runs: Path, failed: Mapping[str, str]) -> "Findings":
         """All that is done so far in a folder of trainings."""
         rows = rows_of(study, runs)
-        return Findings(rows, compared(study, rows, noted), noted, searches_of(study, runs), failed)
+        return Findings(rows, compared(study, rows), searches_of(study, runs), failed)
 
 
 def write_report(study: Study, findings: Findings, folder: Path, said: str) -> list[Path]:
@@ -84,34 +87,34 @@ def write_report(study: Study, findings: Findings, folder: Path, said: str) -> l
     """
     rows = findings.rows
     _require_no_less(rows, folder / JSON)
-    comparisons = findings.comparisons
-    texts = {
-        "table.md": said,
-        "table.csv": tables.as_csv(tables.numbers(rows)),
-        "curves.csv": tables.as_csv(tables.curves(rows)),
-        "distances.csv": tables.as_csv(tables.distances(rows)),
-        "comparisons.csv": tables.as_csv(tables.comparisons_table(study, comparisons)),
-        "table.tex": tables.as_latex(tables.figures_table(study, rows)),
-        "comparisons.tex": tables.as_latex(tables.comparisons_table(study, comparisons)),
-    }
-    write_json(folder / JSON, as_json(study, findings), STUDY)
-    for name, text in texts.items():
-        write_text(folder / name, text, BESIDE)
-    paths = [folder / name for name in (*texts, JSON)]
-    return [*paths, *(write_pictures(study, rows, folder) if any(row.runs for row in rows) else [])]
+    content = {"written_by": provenance(), **as_json(study, findings)}
+    write_json(folder / JSON, content, STUDY)
+    write_text(folder / TEXT, said, BESIDE)
+    paths = [folder / TEXT, folder / JSON]
+    if any(row.runs for row in rows):
+        paths += write_pictures(study, rows, folder)
+    return paths
 
 
 def in_words(study: Study, findings: Findings) -> str:
     """The tables of a study in Markdown, with what is to be known about them."""
     rows = findings.rows
-    noted = findings.noted
-    parts = [f"# {study.title}", tables.as_markdown(tables.figures_table(study, rows))]
-    if findings.comparisons:
-        parts.append(tables.as_markdown(tables.comparisons_table(study, findings.comparisons)))
-        parts += _about(study, findings.comparisons, noted)
+    figures = Figures(Path(JSON), as_json(study, findings))
+    columns = ["seeds", *columns_of(rows), *COSTS, PEAK]
+    digits = dict.fromkeys(columns, 2) | dict.fromkeys((*COSTS, PEAK), 0) | {"operations": 2}
+    how: dict[str, Any] = {"title": "run", "columns": columns, "digits": digits}
+    parts = [f"# {study.title}", TABLES["metric"](figures, may_lack=True, **how)]
+    if validated_alike(rows):
+        parts.append(as_markdown(until_the_loss_of_the_baseline(study, rows)))
+    for column in dict.fromkeys(one.column for one in findings.comparisons):
+        title = "contrast"
+        if column:
+            title = f"{column}, against {study.baseline}"
+        parts.append(TABLES["contrasts"](figures, of=column, title=title, digits=4))
+    parts += _about(study, findings.comparisons)
     parts += [_about_rerun(one) for one in reruns_of(rows)]
-    if study.search is not None:
-        parts.append(tables.as_markdown(tables.search_table(study.search, findings.searches)))
+    if figures.content["search"]:
+        parts.append(TABLES["search"](figures, title="run", digits=4))
     if len(study.seeds) > 1:
         parts.append(
             "A seed draws the initial weights and the dropout. Runs of one shape and seed begin"
@@ -119,26 +122,43 @@ def in_words(study: Study, findings: Findings) -> str:
             " --roll or lm1b draw it, so the spreads are without that of the order of the data."
         )
     if not validated_alike(rows):
-        advice = (
-            " Where the vocabulary is one, max_eval_steps counts segments of eval_batch_size"
-            " streams, whose default differs by memory: give both, or neither."
-        )
-        both = {"max_eval_steps", "eval_batch_size"}
-        if all(both <= set(study.variants[row.name]) for row in rows if row.name in study.variants):
-            advice = ""
-        parts.append(
-            "The validation curves are of other tokens from run to run, and are not compared."
-            + advice
-        )
+        parts.append(_about_curves(study, rows))
     processors = dict.fromkeys(run.processor for row in rows for run in row.runs if run.processor)
     parts += [f"Processor: {', '.join(processors)}."] * bool(processors)
+    parts += [f"{name}: failed: {why}" for name, why in findings.failed.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def until_the_loss_of_the_baseline(study: Study, rows: Sequence[Row]) -> pd.DataFrame:
+    """The tokens after which the runs of a row, those that do, have the baseline's final loss."""
+    goals = {row.source: final_loss(row.runs) for row in rows if row.variant == study.baseline}
+    cells = []
+    for row in rows:
+        goal = goals.get(row.source)
+        if goal is None or row.variant == study.baseline or not row.runs:
+            continue
+        tokens = [tokens_until(run, goal) for run in row.runs]
+        reached = [n for n in tokens if n is not None]
+        shown = "not reached"
+        if reached:
+            shown = f"{mean_and_spread(reached)[0]:,.0f} ({len(reached)} of {len(tokens)})"
+        cells.append([row.name, shown])
+    return table_of(["run", "tokens to the baseline's loss"], cells)
+
+
+def _about_curves(study: Study, rows: Sequence[Row]) -> str:
+    """That curves are of other tokens, and why."""
+    about = "The validation curves are of other tokens from run to run, and are not compared."
+    both = {"max_eval_steps", "eval_batch_size"}
+    if all(both <= set(study.variants[row.name]) for row in rows if row.name in study.variants):
+        return about
     return (
-        "\n\n".join([*parts, *(f"{name}: failed: {why}" for name, why in findings.failed.items())])
-        + "\n"
+        f"{about} Where the vocabulary is one, max_eval_steps counts segments of eval_batch_size"
+        " streams, whose default differs by memory: give both, or neither."
     )
 
 
-def _about(study: Study, comparisons: Sequence[Comparison], noted: Sequence[Noted]) -> list[str]:
+def _about(study: Study, comparisons: Sequence[Comparison]) -> list[str]:
     """How the comparisons were made."""
     n_tested = sum(c.p_holm is not None for c in comparisons)
     parts = []
@@ -151,17 +171,10 @@ def _about(study: Study, comparisons: Sequence[Comparison], noted: Sequence[Note
             " `not shown` does not say that two runs are alike: a difference below `detectable` is"
             f" missed by more than one in {n_missed} studies like this."
         )
-    if noted:
-        fixed = [one for one in noted if one.is_fixed]
-        days = sorted({one.day for one in fixed})
-        if days:
-            when = f" on {' and '.join(days)}, before the first of their readings"
-        else:
-            when = ""
+    if study.exploratory:
         parts.append(
-            f"{len(fixed)} of {len(noted)} contrasts were fixed{when}; SHA-256"
-            f" {digest_of(noted)[:16]}. The others were chosen with figures in sight: they are"
-            " exploratory, and have no verdict."
+            f"{len(study.exploratory)} of {len(study.contrasts)} contrasts were chosen with figures"
+            " in sight: they are exploratory, and have no verdict."
         )
     return parts
 
@@ -207,16 +220,10 @@ def _require_no_less(rows: Sequence[Row], path: Path) -> None:
 
 
 def as_json(study: Study, findings: Findings) -> dict[str, object]:
-    """Every figure, with the flags of each run, its source, and the versions that wrote this."""
-    noted = findings.noted
+    """Every figure, with the flags of each run and its source."""
     return {
-        "written_by": provenance(),
         "study": dataclasses.asdict(study),
         "runs": {row.name: [dataclasses.asdict(run) for run in row.runs] for row in findings.rows},
-        "contrasts": {
-            "digest": digest_of(noted),
-            "noted": [dataclasses.asdict(one) for one in noted],
-        },
         "reruns": [one._asdict() for one in reruns_of(findings.rows)],
         "search": {
             name: _search_as_json(study.search, name, losses)
@@ -234,10 +241,11 @@ def _search_as_json(search: Search, name: str, losses: Mapping[float, float]) ->
     best = best_finite(losses)
     if name in search.like:
         return {search.of: best, "like": search.like[name]}
-    return {search.of: best, "tried": {f"{value:g}": loss for value, loss in losses.items()}}
+    tried = {f"{value:g}": loss if math.isfinite(loss) else None for value, loss in losses.items()}
+    return {search.of: best, "tried": tried}
 
 
-FORMATS = ("png", "pdf", "svg")
+FORMATS = ("png", "svg")
 _WIDTH = 0.6
 """Of a column in the right panel, over which the rows are spread, so that none hides another."""
 
@@ -347,7 +355,7 @@ def _curve(axes: "Axes", row: Row, color: str) -> None:
 
 
 def write_pictures(study: Study, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write study.png, .pdf and .svg, and the same of distances if there are any; returns their
+    """Write study.png and .svg, and the same of distances if there are any; returns their
     paths.
     """
     figures = {"study": draw(study, rows), "distances": draw_distances(rows)}

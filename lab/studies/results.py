@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.studies.checks import column_names
-from lab.studies.contrasts import Noted
 from lab.studies.plan import Contrast, Study, Task, tasks
 from lab.studies.runner import as_trained, finished, losses_tried, unevaluated
 from lab.studies.statistics import Comparison, comparison, corrected, estimate, mean_and_spread
@@ -265,48 +264,27 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for run in row.runs for name in run.nats))
 
 
-def compared(study: Study, rows: Sequence[Row], noted: Sequence[Noted] = ()) -> list[Comparison]:
-    """The contrasts as they were noted; of a study without any, every row against that of the
-    baseline of the same source, in every column. p-values are corrected for all of these that were
-    fixed before the first reading.
+def compared(study: Study, rows: Sequence[Row]) -> list[Comparison]:
+    """The contrasts of a study; of one without any, every row against that of the baseline of the
+    same source, in every column. p-values are corrected for all of these but the exploratory ones.
     """
-    return corrected(_contrasts(study, rows, noted) if noted else _against_baseline(study, rows))
+    if study.contrasts:
+        return corrected(_contrasts(study, rows))
+    return corrected(_against_baseline(study, rows))
 
 
-def _contrasts(study: Study, rows: Sequence[Row], noted: Sequence[Noted]) -> list[Comparison]:
+def _contrasts(study: Study, rows: Sequence[Row]) -> list[Comparison]:
     sources = list(dict.fromkeys(row.source for row in rows if row.runs))
     found = []
     for source in sources:
         losses = _losses(study, rows, source)
-        for name, one in zip(_names(noted), noted, strict=True):
+        for name, contrast in study.contrasts.items():
+            label = name
             if len(sources) > 1:
                 label = f"{name} ({source})"
-            else:
-                label = name
-            result = _contrasted(label, "", losses, one.contrast)
-            if one.metric != study.metric:
-                result = Comparison(label, "", 0)
-            if one.is_asked:
-                note = ""
-            else:
-                note = "no longer in the study file"
-            found.append(replace(result, is_fixed=one.is_fixed, note=note))
+            result = _contrasted(label, "", losses, contrast)
+            found.append(replace(result, is_fixed=name not in study.exploratory))
     return found
-
-
-def _names(noted: Sequence[Noted]) -> list[str]:
-    """Of contrasts, each once: one that was changed stands beside what it was, with the day on
-    which that was noted.
-    """
-    names: list[str] = []
-    for one in noted:
-        name = one.name
-        if name in names:
-            name = f"{name}, noted {one.day}"
-        while name in names:
-            name = f"{name}, before"
-        names.append(name)
-    return names
 
 
 def _against_baseline(study: Study, rows: Sequence[Row]) -> list[Comparison]:

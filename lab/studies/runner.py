@@ -392,16 +392,11 @@ def as_trained(study: Study, task: Task, runs: Path) -> Task | None:
 
 
 def finished(task: Task) -> dict[str, Any]:
-    """What has been done, see `done_in`."""
-    return done_in(task.folder)
-
-
-def done_in(folder: Path) -> dict[str, Any]:
-    """What has been done of the task with this folder: `train` (its flags) and `evaluations` (flags
-    and rows by name); empty before the training.
+    """What has been done: `train` (its flags) and `evaluations` (flags and rows by name); empty
+    before the training.
     """
     try:
-        done = read_json(folder / DONE)
+        done = read_json(task.folder / DONE)
     except (OSError, ValueError):
         return {}
     if isinstance(done, dict):

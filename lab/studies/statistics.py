@@ -4,8 +4,10 @@ correction for their number.
 
 import math
 import statistics
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -35,9 +37,8 @@ class Comparison:
         freedom: its degrees of freedom.
         error: the standard error of the difference.
         detectable: the difference that four of five studies like this would show; see `corrected`.
-        is_fixed: it was noted before the first of its readings; else it is exploratory, and has no
-            corrected p-value.
-        note: what is to be known besides, empty: nothing.
+        is_fixed: it was asked before its readings; else it is exploratory, and has no corrected
+            p-value.
     """
 
     run: str
@@ -53,7 +54,6 @@ class Comparison:
     error: float | None = None
     detectable: float | None = None
     is_fixed: bool = True
-    note: str = ""
 
     @property
     def verdict(self) -> str:
@@ -82,19 +82,23 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference with its standard error; see `estimate`.
+    """A difference with its standard error, 95 % interval and two-sided p-value, by Student's t;
+    see `estimate`.
 
-    `error` and `spread` are NaN without degrees of freedom.
+    All but the difference are None without degrees of freedom.
     """
 
     difference: float
-    error: float
-    spread: float
     freedom: int
+    error: float | None = None
+    spread: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
 
 
 def estimate(cells: Cells, weights: Mapping[str, float]) -> Estimate | None:
-    """The sum of the arms' means, times their weights, by least squares.
+    """The sum of the arms' means, times their weights, by ordinary least squares.
 
         loss of an arm and a seed = mean of the arm + effect of the seed + residual
 
@@ -110,37 +114,37 @@ def estimate(cells: Cells, weights: Mapping[str, float]) -> Estimate | None:
     Returns:
         None if an arm with a weight has no loss, or the seeds of two such arms have no connection.
     """
-    arms = list(dict.fromkeys(arm for arm, _ in cells))
-    if any(arm not in arms for arm in weights):
+    import pandas as pd  # pyright: ignore[reportMissingImports]  # these take a second
+    import statsmodels.api as sm  # pyright: ignore[reportMissingImports]
+
+    rows = [(*cell, statistics.fmean(losses)) for cell, losses in cells.items()]
+    frame: Any = pd.DataFrame(rows, columns=["arm", "seed", "loss"])
+    if not set(weights) <= set(frame["arm"]):
         return None
-    seeds = sorted({seed for _, seed in cells})
-    is_paired = abs(math.fsum(weights.values())) < 1e-9
-    if is_paired:
-        effects = seeds[1:]
-    else:
-        effects = []
-    rows = []
-    losses = []
-    for (arm, seed), values in cells.items():
-        row = [float(arm == one) for one in arms]
-        for one in effects:
-            row.append(float(seed == one) - float(seed == seeds[0]))
-        rows.append(row)
-        losses.append(statistics.fmean(values))
-    design = np.array(rows)
-    y = np.array(losses)
-    w = np.array([weights.get(arm, 0.0) for arm in arms] + [0.0] * len(effects))
-    inverse = np.linalg.pinv(design)
-    through = w @ inverse  # the difference is through @ y
-    if not np.allclose(through @ design, w, atol=1e-8):
+    design = pd.get_dummies(frame["arm"], dtype=float)
+    if abs(math.fsum(weights.values())) < 1e-9:
+        seeds = pd.get_dummies(frame["seed"], dtype=float)
+        first, *others = seeds.columns
+        design = design.join(seeds[others].sub(seeds[first], axis=0))
+    w = np.array([weights.get(column, 0.0) for column in design.columns])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is not determined is looked for below
+        fit = sm.OLS(frame["loss"].to_numpy(), design.to_numpy()).fit()
+    if not np.allclose(w @ np.linalg.pinv(design) @ design, w, atol=1e-8):
         return None
-    freedom = len(y) - int(np.linalg.matrix_rank(design))
-    residual = y - design @ (inverse @ y)
-    if freedom:
-        spread = math.sqrt(float(residual @ residual) / freedom)
+    difference = float(w @ fit.params)
+    freedom = int(fit.df_resid)
+    if not freedom:
+        return Estimate(difference, freedom)
+    found = fit.t_test(w)
+    error = found.sd.item()
+    if error:
+        p = found.pvalue.item()
     else:
-        spread = math.nan
-    return Estimate(float(through @ y), spread * float(np.linalg.norm(through)), spread, freedom)
+        p = float(difference == 0)
+    interval: Any = found.conf_int(ALPHA)
+    low, high = interval[0].tolist()
+    return Estimate(difference, freedom, error, math.sqrt(fit.scale), low, high, p)
 
 
 def comparison(run: str, column: str, seeds: int, found: Estimate | None) -> Comparison:
@@ -149,50 +153,25 @@ def comparison(run: str, column: str, seeds: int, found: Estimate | None) -> Com
         return Comparison(run, column, 0)
     if not found.freedom:
         return Comparison(run, column, seeds, found.difference)
-    from scipy.stats import t  # an extra
-
-    half = half_width(found.error, found.freedom)
-    if found.error:
-        p = float(2 * t.sf(abs(found.difference) / found.error, found.freedom))
-    else:
-        p = 0.0
-    return Comparison(
-        run,
-        column,
-        seeds,
-        found.difference,
-        found.difference - half,
-        found.difference + half,
-        p if found.error or found.difference else 1.0,
-        spread=found.spread,
-        freedom=found.freedom,
-        error=found.error,
-    )
-
-
-def half_width(error: float, freedom: int) -> float:
-    """Half of the interval, by Student's t, of what has this standard error."""
-    from scipy.stats import t  # an extra
-
-    return float(t.ppf(1 - ALPHA / 2, freedom)) * error
+    return Comparison(run, column, seeds, **asdict(found))
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons with `p_holm`, by the step-down method of Holm (1979): with m p-values in
-    ascending order, the i-th, counted from 0, becomes the largest of (m - j) p_j over j <= i, at
-    most 1. Those that were not fixed before their first reading are left out. `detectable` is at
-    the level of the first step, ALPHA / m.
+    """The comparisons with `p_holm`, by the step-down method of Holm (1979). Exploratory ones are
+    left out. `detectable` is at the level of its first step, ALPHA / the number of p-values.
     """
-    tested = sorted((c.p, i) for i, c in enumerate(comparisons) if c.p is not None and c.is_fixed)
+    from statsmodels.stats.multitest import multipletests  # pyright: ignore[reportMissingImports]
+
     found = list(comparisons)
-    highest = 0.0
-    for rank, (p, i) in enumerate(tested):
-        highest = min(1.0, max(highest, (len(tested) - rank) * p))
-        one = found[i]
-        assert one.error is not None
-        assert one.freedom is not None
-        smallest = detectable(one.error, one.freedom, level=ALPHA / len(tested))
-        found[i] = replace(one, p_holm=highest, detectable=smallest)
+    tested = [i for i, one in enumerate(found) if one.p is not None and one.is_fixed]
+    if tested:
+        p_holm: Any = multipletests([found[i].p for i in tested], method="holm")[1]
+        for i, p in zip(tested, p_holm.tolist(), strict=True):
+            one = found[i]
+            assert one.error is not None
+            assert one.freedom is not None
+            smallest = detectable(one.error, one.freedom, level=ALPHA / len(tested))
+            found[i] = replace(one, p_holm=p, detectable=smallest)
     return found
 
 
@@ -201,19 +180,9 @@ def detectable(error: float, freedom: int, *, level: float) -> float:
     given its standard error: the noncentral t distribution says how often t exceeds its critical
     value, on the side of the difference.
     """
-    from scipy.stats import nct, t  # an extra
+    from scipy.optimize import brentq  # pyright: ignore[reportMissingImports]
+    from scipy.stats import nct, t  # pyright: ignore[reportMissingImports]
 
-    critical = float(t.ppf(1 - level / 2, freedom))
-
-    def power(noncentrality: float) -> float:
-        return float(nct.sf(critical, freedom, noncentrality))
-
-    low = 0.0
-    high = 2.0
-    while power(high) < POWER:
-        low = high
-        high = 2 * high
-    for _ in range(40):  # to a share of 1e-12
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(middle) < POWER else (low, middle)
-    return error * high
+    critical = t.ppf(1 - level / 2, freedom)
+    size: Any = brentq(lambda size: nct.sf(critical, freedom, size) - POWER, 1e-6, 1e4)
+    return error * size

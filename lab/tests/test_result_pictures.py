@@ -50,11 +50,12 @@ def test_a_point_is_what_recurrence_changes() -> None:
     )
     assert line.get_ydata()[1] == pytest.approx(expected)
     low, high = bars.get_segments()[1][:, 1]
-    assert (low, high) == pytest.approx((study.compared("low", name), study.compared("high", name)))
+    interval = study.comparison(name)
+    assert (low, high) == pytest.approx((interval["low"], interval["high"]))
     point = drawn["at half the rate"][0]
     name = "recurrence at 2M and half the rate, as trained"
     halved = Figures(RESULTS / "recurrence_rates.json")
-    assert point.get_ydata()[0] == pytest.approx(halved.compared("difference", name))
+    assert point.get_ydata()[0] == pytest.approx(halved.comparison(name)["difference"])
 
 
 def test_a_bar_is_a_gain() -> None:

@@ -338,7 +338,7 @@ CHECKPOINTS: Table = {
     ),
     "a text that only the checkpoint names": (
         set_record("data", data="x", dataset="pydoc"),
-        "score text/test.txt --work_dir run --knn_store store",
+        "score text/test.txt --work_dir run --dynamic rms",
         "the text of the training is not there",
     ),
 }

@@ -53,8 +53,6 @@ TINY_FLAGS = {
     "shards": "--tgt_len 8",
     "articles": "--tgt_len 8",
     "--mem_len 640": "--tgt_len 8 --mem_len 16 --clamp_len 12 --batch_size 2",
-    "--knn_store": "--knn_k 4",
-    "--knn_tokens": "--knn_tokens 50",
     "--tgt_len 64 --mem_len 128 --eval": "--tgt_len 8 --mem_len 8 --eval_tgt_len 8",
 }
 """The same, where the page has a flag."""
@@ -107,7 +105,7 @@ INSTALLED = {key: line for key, line in COMMANDS.items() if line.startswith("pip
 OTHERS = {
     key: line
     for key, line in COMMANDS.items()
-    if line.startswith(("bash benchmarks/", "lab/scripts/get_"))
+    if line.startswith(("bash lab/benchmarks/", "lab/scripts/get_"))
 }
 
 EXAMPLES = {key: line for key, line in COMMANDS.items() if line.startswith("python examples/")}
@@ -146,7 +144,7 @@ def after_the_demo(folder: Path, python: str) -> tuple[Path, Path]:
     """A clone in which the demo has made .venv, whose Python is this line of a shell, and a Python without PyTorch."""
     clone, bare = folder / "clone", folder / "bare"
     (clone / ".venv" / "bin").mkdir(parents=True)
-    for name in ("txl", "data_utils", "benchmarks", "examples", "scripts", "lab", "tests"):
+    for name in ("txl", "data_utils", "examples", "scripts", "lab", "tests"):
         (clone / name).symlink_to(ROOT / name)
     for script in ROOT.glob("*.py"):
         shutil.copy(script, clone)
@@ -417,7 +415,7 @@ def test_txl_knows_its_programs(
 
 
 def test_what_is_installed_is_of_this_project_and_scripts_are_there() -> None:
-    """What the scripts of the benchmarks run is tested with them, in tests/benchmarks/test_gpu_script.py, and what
+    """What the scripts of the benchmarks run is tested with them, in lab/tests/benchmarks/test_gpu_script.py, and what
     downloads a model in lab/tests/test_get_smollm2.py."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [

@@ -283,7 +283,7 @@ def test_products_are_made_in_the_numbers_asked_for(
 @pytest.mark.parametrize(
     "line",
     [
-        "eval --split valid --cache_size 30 --knn_k 5 --knn_store store",
+        "eval --split valid --cache_size 30",
         "eval --text text/test.txt",
     ],
 )

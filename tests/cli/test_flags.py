@@ -269,7 +269,7 @@ BOUNDS = {
     "above 0 and at most 1e+07 and finite": "minutes",
     "above 0 and at most 1e+09 and finite": "timeout_s",
     "above 0 and below 0.5 and finite": "held_out",
-    "above 0 and below 1 and finite": "cache_lambda knn_lambda",
+    "above 0 and below 1 and finite": "cache_lambda",
     "above 0 and finite": (
         "max_hours target_perplexity target_throughput lr epsilon dynamic_lr "
         "dynamic_epsilon rope_base rope_factor rope_low rope_high rope_attention rope_short rope_long"
@@ -301,10 +301,10 @@ BOUNDS = {
     "at least 1 and below 2^63": (
         "div_val lsh_reach max_step log_interval save_interval keep_last max_nonfinite max_step_scheduler "
         "eval_interval eval_tgt_len eval_batch_size max_size length num_samples num_beams batch_size "
-        "dynamic_segments knn_tokens knn_k"
+        "dynamic_segments"
     ),
     "at least 1e-30 and at most 1 and finite": "top_p typical_p",
-    "at least 1e-30 and finite": "repetition_penalty knn_temperature",
+    "at least 1e-30 and finite": "repetition_penalty",
     "at least 2 and at most 65536": "compress_rate",
     "at least 2 and below 2^63": "lsh_bucket",
     "below 2^63": "cutoffs resume lookup_layer",

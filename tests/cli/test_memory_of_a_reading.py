@@ -53,9 +53,8 @@ def test_settings_of_the_memory_of_the_training_may_change_alone(here: Here) -> 
 
 
 def test_the_memory_of_the_training_is_no_other_if_it_is_named(here: Here) -> None:
-    """A store that was made without naming it serves."""
-    plain = here.result("eval --split test --knn_store store")
-    named = here.result("eval --split test --knn_store store --memory fifo")
+    plain = here.result("eval --split test")
+    named = here.result("eval --split test --memory fifo")
     assert [row["nats"] for row in named["rows"]] == [row["nats"] for row in plain["rows"]]
     assert "read_with" not in named
     here("train --memory sinks --max_step 1")
@@ -89,18 +88,6 @@ def test_lengths_of_the_training_that_it_does_not_work_with_are_named(here: Here
             complaint = here.refused(f"{entry} --work_dir new --memory sinks {typed}")
             assert complaint.endswith(f"--memory sinks: does not work with {said}")
     here("eval --work_dir new --split test --memory sinks --no_same_length --clamp_len -1")
-
-
-def test_a_store_is_read_with_the_lengths_of_the_training_that_the_memory_can_have(
-    here: Here,
-) -> None:
-    """Those of the evaluation are others, and cannot be given for it."""
-    here("train --clamp_len 3 --same_length --max_step 1")
-    off = "--no_same_length --clamp_len -1"
-    for memory in (f"sinks {off}", f"none --mem_len 0 {off}"):
-        name = memory.split()[0]
-        found = here.rows(f"eval --work_dir new --split test --knn_store {name} --memory {memory}")
-        assert [row["added"] for row in found] == ["", "knn"]
 
 
 def test_a_memory_is_added_to_trained_weights(here: Here) -> None:

@@ -83,17 +83,23 @@ def test_lines_alone_are_read_after_the_context_and_printed(here: Here) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags", ["--dynamic sgd", "--cache_size 30", "--knn_store store", "--ext_len 4 --mem_len 0"]
+    "flags",
+    [
+        "--dynamic sgd",
+        "--cache_size 30",
+        "--dynamic rms --dynamic_segments 5",
+        "--ext_len 4 --mem_len 0",
+    ],
 )
 def test_a_text_is_scored_as_a_split_that_begins_with_a_blank_line(
     here: Here, score: Score, flags: str
 ) -> None:
-    """With additions too; the knn store is made from the training text of --data."""
+    """With additions too; rms reads the training text of --data."""
     words = Path("text/test.txt").read_text()
     Path("text/test.txt").write_text("\n" + words)
     split = here.rows(f"eval --split test {flags} --batch_size 1")
     Path("my.txt").write_text(words)
-    text = here.rows(f"eval --text my.txt {flags} {'--data text' if 'knn' in flags else ''}")
+    text = here.rows(f"eval --text my.txt {flags} {'--data text' if 'rms' in flags else ''}")
     assert [row["added"] for row in text] == [row["added"] for row in split]
     assert [row["nats"] for row in text] == pytest.approx([row["nats"] for row in split], rel=1e-5)
     if len(text) == 1:

@@ -177,7 +177,7 @@ def test_no_variable_is_evaluated(
         assert f"{name}={word}: must be a number".replace("\n", " ") in said
         assert said.count("\n") == 1
     for script, name in (
-        ("benchmarks/gpu.sh", "SECONDS_IN_ALL"),
+        ("lab/benchmarks/gpu.sh", "SECONDS_IN_ALL"),
         ("scripts/slurm.sbatch", "SLURM_JOB_ID"),
     ):
         status, said, calls = run(tmp_path, ["1"], script=script, **{name: word})

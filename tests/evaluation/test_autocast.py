@@ -1,7 +1,5 @@
 """Reading in half precision gives nearly the numbers of float32, and does so by products in half precision."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from txl.attention_rules import use_attention
 from txl.config import UsageError
 from txl.evaluation.score import evaluate, score_text
 from txl.evaluation.test_time import Mixture
-from txl.evaluation.test_time.knn import build_store
 from txl.generation.sampling import generate
 from txl.inference.cuda_graph import CudaGraphModel
 from txl.inference.frozen import Frozen
@@ -113,15 +110,6 @@ def test_text_is_written_with_products_in_half_precision(cutoffs: tuple[int, ...
     assert seen == {torch.bfloat16}
     assert log_prob_BTV.dtype == torch.float32
     torch.testing.assert_close(log_prob_BTV.exp().sum(-1), torch.ones(3, 8))
-
-
-def test_a_store_is_the_same_whatever_the_numbers(tmp_path: Path) -> None:
-    model, keys = model_of(), []
-    for name in ("float32", "bfloat16"):
-        with autocast_of(model, name):
-            build_store(tmp_path / name, model, SEGMENTS, CONTEXT, n_pair=3 * 64, source={})
-        keys.append(np.load(tmp_path / name / "keys.npy"))
-    np.testing.assert_array_equal(*keys)
 
 
 def test_weights_in_float64_are_refused() -> None:

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.kernels import step_peak
-from tests.conftest import long_test
 from tests.laws.conftest import FAR, LAYERS, MODELS, N_TOKEN, SMALL, build, read
 from txl import Context, ModelConfig, Span, TransformerXL
 from txl.attention_rules import use_attention
@@ -100,16 +98,6 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_reversible_layers
         saved_bytes(build("pre_lnorm", n_layer=n), token_BT) for n in (2, 10)
     )
     assert stored_many > 4 * stored_few > 4 * few
-
-
-@pytest.mark.slow
-@long_test
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11
-def test_the_peak_of_a_training_step_does_not_grow_with_reversible_layers() -> None:
-    """Measured, the gradients of the weights left out."""
-    few, many = (step_peak("reversible", n, n_token=256) for n in (2, 10))
-    assert many <= 1.01 * few
-    assert step_peak("kept", 10, n_token=256) > 2 * many
 
 
 def test_reversible_layers_do_not_compute_again_with_weights_that_were_replaced(

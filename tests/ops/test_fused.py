@@ -1,4 +1,4 @@
-"""Fused attention against the definition, run by Triton's interpreter; benchmarks/gpu_check.py asks a GPU."""
+"""Fused attention against the definition, run by Triton's interpreter; lab/benchmarks/gpu_check.py asks a GPU."""
 
 from functools import partial
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is published for Linux only", exc_t
 
 ROOT = Path(__file__).parents[2]
 SHARED_BYTES = 227 * 1024  # what one program may have on sm_90
-# the rest is in benchmarks/results/aot-sm90.md; a case takes 15 s
+# the rest is in lab/benchmarks/results/aot-sm90.md; a case takes 15 s
 CASES = [(128, "bfloat16", 0.1), (41, "float32", 0.0)]
 KERNELS = {"queries", "forward", "deltas", "backward_queries", "backward_keys", "backward_places"}
 KERNELS |= {"forward_split", "join"}  # of few queries over many keys
@@ -28,7 +28,7 @@ KERNELS |= {"kept_keys", "kept_queries", "kept_places"}
 def test_kernels_fit_on_sm_90_without_spills_that_matter(
     H: int, dtype: str, dropout: float, tmp_path: Path
 ) -> None:
-    """At most 64 of a kernel's thousands of instructions store to local memory, as benchmarks/aot.py reads them off."""
+    """At most 64 of a kernel's thousands of instructions store to local memory, by lab/benchmarks/aot.py."""
     out = compiled(tmp_path, "--head", str(H), "--dtype", dtype, "--dropout", str(dropout))
     assert_fits(out, KERNELS | ({"copy_rows"} if H == 41 else set()))
     assert "MMA" in out or dtype == "float32"
@@ -42,10 +42,10 @@ def test_the_kernels_of_a_layers_rows_fit_on_sm_90(tmp_path: Path) -> None:
 
 
 def compiled(folder: Path, *flags: str) -> str:
-    """What benchmarks/aot.py prints."""
+    """What lab/benchmarks/aot.py prints."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(folder)
-    command = [sys.executable, "-m", "benchmarks.aot", *flags]
+    command = [sys.executable, "-m", "lab.benchmarks.aot", *flags]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=True)
     return done.stdout
 

@@ -42,7 +42,7 @@ def test_only_its_own_style_and_script_may_run() -> None:
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert rules[name] == f"'sha256-{digest}'"
     assert page.index("Content-Security-Policy") < page.index("<style>")
-    assert re.findall(r'\bstyle="|\son\w+="|https?:|\bsrc=|\bhref=', page) == []
+    assert re.findall(r'\bstyle="|\son\w+="|https?:|\bsrc=|\bhref="[^#]', page) == []
 
 
 def test_what_the_script_gets_is_what_the_report_holds() -> None:
@@ -122,7 +122,7 @@ def test_the_page_stays_small(n_token: int, most: int) -> None:
     page = page_of([real_sized(n_token)])
     assert len(page.encode()) < most
     if n_token == 4000:
-        assert len(page.encode()) - len(blocks(page, "script")[0]) < 60_000
+        assert len(page.encode()) - len(blocks(page, "script")[0]) < 70_000
 
 
 def test_several_runs_share_a_page() -> None:

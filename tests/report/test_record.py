@@ -11,6 +11,7 @@ import pytest
 
 from tests.report.made import report_of
 from txl.config import UsageError
+from txl.report.page import write_page
 from txl.report.record import read_report, write_report
 
 
@@ -66,36 +67,11 @@ def at(*keys: Any) -> Callable[[Any, Any], None]:
 
 DAMAGES = {
     "name": (at("name"), 3),
-    "n_token": (at("n_token"), 0),
-    "a row less": (at("rows"), []),
     "a row of text": (at("rows", 0), "x"),
     "infinite": (at("rows", 0, "perplexity"), 1e999),
-    "row twice": (at("rows", 1, "mem_len"), 0),
-    "compared": (at("compared"), [0, 64]),
-    "compared none": (at("compared"), []),
-    "no gains": (at("gains"), []),
     "gain": (at("gains", 0, "in_all"), {"mean": 1.0}),
     "said": (at("said", 0, "first"), None),
-    "edges": (at("distances", "last_K"), [1, 2]),
-    "bins": (at("distances", "last_K", 0), -1),
-    "shares": (at("distances", "share_LNK", 0, 0), [0.0] * 6),
-    "heads": (at("distances", "share_LNK", 0), [[0.5] * 6]),
-    "curve": (at("curve", "valid", 0), [1.0]),
-    "no tokens": (at("shown", "pieces"), []),
     "piece": (at("shown", "pieces", 0), 1),
-    "losses": (at("shown", "nats_MN", 0), [1.0]),
-    "length": (at("shown", "nats_MN"), []),
-    "negative": (at("shown", "nats_MN", 0, 0), -1.0),
-    "huge": (at("shown", "nats_MN", 0, 0), 66.0),
-    "lengths": (at("shown", "mem_len_M"), [0, 8, 32, 64, 256]),
-    "attended": (at("shown", "looked", "n_token"), 10_000),
-    "counts": (at("shown", "looked", "count_PN", 0, 0), 99),
-    "negative count": (at("shown", "looked", "count_PN", 0, 0), -1),
-    "keys": (at("shown", "looked", "back_K"), [1]),
-    "back": (at("shown", "looked", "back_K", 0), 0),
-    "far": (at("shown", "looked", "back_K", 0), 70_000),
-    "share": (at("shown", "looked", "share_K", 0), 256),
-    "maps": (at("shown", "looked", "maps"), []),
     "map": (at("shown", "looked", "maps", 0), [0, 0]),
     "settings": (at("origin", "settings"), {"a": 1}),
     "origin": (at("origin"), None),
@@ -108,6 +84,29 @@ def test_damage_is_noticed(tmp_path: Path, name: str) -> None:
     put, value = DAMAGES[name]
     put(record, value)
     assert "damaged (" in refusal(tmp_path, json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("put", "value"),
+    [
+        (at("rows"), []),
+        (at("compared"), [0, 64]),
+        (at("compared"), []),
+        (at("curve", "valid", 0), [1.0]),
+        (at("distances", "last_K"), []),
+        (at("shown", "looked", "share_K", 0), 256),
+    ],
+)
+def test_figures_that_contradict_each_other_are_one_line(
+    tmp_path: Path, put: Callable[[Any, Any], None], value: Any
+) -> None:
+    record = copy.deepcopy(dataclasses.asdict(report_of(60)))
+    put(record, value)
+    (tmp_path / "report.json").write_text(json.dumps(record))
+    report = read_report(tmp_path / "report.json")
+    with pytest.raises(UsageError, match=r"demo: its figures contradict each other .* --measure$"):
+        write_page(tmp_path / "report.html", [report])
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_every_field_is_needed(tmp_path: Path) -> None:

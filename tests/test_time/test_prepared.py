@@ -1,7 +1,5 @@
 """Test-time methods as the programs prepare them: by flags, from the training text, for several streams."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.commands import scoring
 from txl.data_utils.segments import scoring_stream
-from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig
+from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig
 from txl.evaluation.score import evaluate
 from txl.evaluation.test_time import (
     Additions,
@@ -24,7 +22,7 @@ from txl.runtime.distributed import Ranks
 CONTEXT = Context(tgt_len=4, mem_len=6)
 LONE = Ranks(0, 1, torch.device("cpu"))
 TRAIN, IDS = np.random.default_rng(1).integers(0, 8, (2, 61))
-TEXT = TrainingText(TRAIN, {"checkpoint": "c"}, scoring_stream, CONTEXT)
+TEXT = TrainingText(TRAIN, scoring_stream)
 
 
 @pytest.fixture(scope="module")
@@ -49,30 +47,6 @@ def test_with_a_cache_nats_do_not_depend_on_the_batch_size(model: TransformerXL)
     assert rows[0].score.nats != pytest.approx(
         scoring.score(model, split, CONTEXT, config, LONE).score.nats, rel=1e-3
     )
-
-
-def test_a_store_has_as_many_tokens_as_asked_for_and_serves_again(
-    model: TransformerXL, tmp_path: Path
-) -> None:
-    additions = Additions(knn=KnnConfig(knn_store=str(tmp_path / "store"), knn_tokens=20, knn_k=3))
-    stream, nats = scoring_stream(IDS, batch_size=1, tgt_len=4), []
-    for _ in range(2):
-        predictor = prepared(additions, model, TEXT, CONTEXT, batch_size=1, ranks=LONE)
-        nats.append(evaluate(model, stream, CONTEXT, predictor=predictor).nats)
-    assert np.load(tmp_path / "store" / "values.npy").shape == (20,)
-    assert nats[0] == nats[1]
-
-
-def test_a_store_does_not_depend_on_the_streams_that_its_text_is_read_in(tmp_path: Path) -> None:
-    """Also with a memory that reaches back to where a stream began."""
-    model = build("infini", n_layer=2)
-    keys = []
-    for n in (1, 3):
-        folder = tmp_path / str(n)
-        additions = Additions(knn=KnnConfig(knn_store=str(folder)))
-        prepared(additions, model, TEXT, CONTEXT, batch_size=n, ranks=LONE)
-        keys.append(np.load(folder / "keys.npy"))
-    np.testing.assert_array_equal(keys[0], keys[1])
 
 
 def test_gradients_are_averaged_over_as_many_segments_as_asked_for(model: TransformerXL) -> None:

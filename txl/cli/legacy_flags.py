@@ -53,6 +53,10 @@ _NO_EFFECT = {
     # our own
     "no_lookup_faiss": Retired(0, "there is no other search"),
 }
+_STORE = (
+    "the kNN-LM store is gone; --memory knn, which is trained with the model, looks up what it has"
+    " read, and txl 0.3 has the store"
+)
 _LAB = "moved to the laboratory, lab/ of a clone; type python -m lab."
 _RESUME = "use --resume, which continues the run in --work_dir from its last checkpoint"
 _REFUSED = {
@@ -87,6 +91,12 @@ _REFUSED = {
     "lookup_faiss": Retired(
         0, "is gone, since it was hardly ever faster; leave it out, the result is the same"
     ),
+    "knn_store": Retired(1, _STORE),
+    "knn_tokens": Retired(1, _STORE),
+    "knn_k": Retired(1, _STORE),
+    "knn_lambda": Retired(1, _STORE),
+    "knn_temperature": Retired(1, _STORE),
+    "knn_faiss": Retired(0, _STORE),
     "recl": Retired("*", f"{_LAB}recl RUN RUN ..."),
     "recl_step": Retired(1, f"{_LAB}recl RUN RUN ..."),
     "recl_longest": Retired(1, f"{_LAB}recl RUN RUN ..."),

@@ -219,7 +219,7 @@ def score_splits(
         @functools.lru_cache(maxsize=1)  # one is large, and made from the training text
         def prepared_for(context: Context) -> Predictor:
             if additions.read_training_text:
-                text = training_text(lm, corpus, ranks)
+                text = training_text(corpus, ranks)
             else:
                 text = None
             return prepared(

@@ -123,7 +123,7 @@ def score_file(
             encode_text(context, vocab, name=config.context)  # which refuses it
     texts = texts_of(read_text(config.text, vocab), context, begins, config, lm, how)
     if additions.read_training_text:
-        training = training_text(lm, lm.corpus(data), ranks)
+        training = training_text(lm.corpus(data), ranks)
     else:
         training = None
     counts = {}

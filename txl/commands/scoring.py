@@ -43,7 +43,7 @@ from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 from txl.language.model import LanguageModel
 from txl.language.text_generation import TextGenerator
-from txl.memory import lengths_with, unbounded
+from txl.memory import unbounded
 from txl.model.autocast import dtype_on
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -347,17 +347,10 @@ def streams_of(
     )
 
 
-def training_text(lm: LanguageModel, corpus: Corpus, ranks: Ranks) -> TrainingText:
+def training_text(corpus: Corpus, ranks: Ranks) -> TrainingText:
     """The training text, for test-time adaptation."""
     ids = ranks.main_first(lambda: corpus.split("train"))
-    names = {
-        "checkpoint": lm.fingerprint(),
-        "training_text": corpus.fingerprint("train"),
-        "vocabulary": lm.tokenizer.fingerprint(),
-        "memory": lm.read_with.get("read_with"),
-    }
-    context = lengths_with(lm.model_config.memory, lm.context)
-    return TrainingText(ids, names, scoring_stream, context)
+    return TrainingText(ids, scoring_stream)
 
 
 def evaluation_of(config: TrainConfig, shape: ModelConfig, ranks: Ranks) -> EvalConfig:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from txl.checkpoint import MemoryUse, ModelUse, OneModel, ReadsOn
 from txl.config import LENGTH, Context, option, require
 from txl.evaluation.test_time.dynamic import DynamicConfig
-from txl.evaluation.test_time.knn import KnnConfig
 from txl.evaluation.test_time.mixture import CacheConfig
 
 DEFAULTS: dict[str | None, dict[str, Any]] = {"nvidia": {"batch_size": 16}}
@@ -162,7 +161,7 @@ class ScoreConfig(Lengths, ReadsOn):
             self._require_one_length(f"--each {self.each} prints totals of one")
 
 
-ADDED = (DynamicConfig, CacheConfig, KnnConfig)
+ADDED = (DynamicConfig, CacheConfig)
 """Of test-time methods."""
 EVAL = (EvalConfig, MemoryUse, *ADDED)
 SCORE = (ScoreConfig, MemoryUse, *ADDED)

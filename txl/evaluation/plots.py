@@ -259,12 +259,12 @@ def plot_curve(path: Path, curve: Sequence[tuple[int, float]]) -> None:
     figure, (axes,) = new_figure(1)
     axes.plot([tokens for tokens, _ in curve], [perplexity(nats) for _, nats in curve], marker=".")
     axes.set_yscale("log")
-    _number_plainly(axes)
+    number_plainly(axes)
     finish(axes, "tokens read", "perplexity", "Perplexity of the valid split in training")
     save(figure, path)
 
 
-def _number_plainly(axes: "Axes") -> None:
+def number_plainly(axes: "Axes") -> None:
     """Numbers such as 60 and 150 beside a logarithmic axis, in place of powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter
 

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from txl.evaluation.gain import MOST_TOKENS_PER_WORD
 from txl.report.record import Curve, Distances, Figures, Report, Said, Shown
 from txl.runtime.log import perplexity
@@ -241,15 +243,9 @@ def which_words(report: Report) -> str:
 
 def times(shown: Shown, compared: Sequence[int]) -> tuple[int, int]:
     """How many shown tokens are likelier, and how many less likely, by the least of `TIMES`."""
-    near_N = shown.nats_MN[shown.mem_len_M.index(compared[0])]
-    far_N = shown.nats_MN[shown.mem_len_M.index(compared[-1])]
+    near_N, far_N = (np.array(shown.nats_MN[shown.mem_len_M.index(m)]) for m in compared)
     least = math.log(TIMES[0])
-    n_likelier = 0
-    n_unlikelier = 0
-    for near, far in zip(near_N, far_N, strict=True):
-        n_likelier += near - far >= least
-        n_unlikelier += far - near >= least
-    return n_likelier, n_unlikelier
+    return int((near_N - far_N >= least).sum()), int((far_N - near_N >= least).sum())
 
 
 def where(report: Report) -> str:
@@ -282,18 +278,13 @@ def reach_of(distances: Distances, tgt_len: int) -> Reach:
 
     A bin that lies across its length counts in part.
     """
-    inside_K = []
-    for first, last in zip(distances.first_K, distances.last_K, strict=True):
-        n_far = max(0, last + 1 - max(first, tgt_len))
-        inside_K.append(n_far / (last + 1 - first))
-    layers = []
-    for heads in distances.share_LNK:
-        total = 0.0
-        for share_K in heads:
-            total += sum(share * inside for share, inside in zip(share_K, inside_K, strict=True))
-        layers.append(total / len(heads))
-    furthest = max(range(len(layers)), key=layers.__getitem__)
-    return Reach(sum(layers) / len(layers), furthest + 1, layers[furthest])
+    first_K = np.array(distances.first_K)
+    after_K = np.array(distances.last_K) + 1
+    n_far_K = np.maximum(0, after_K - np.maximum(first_K, tgt_len))
+    share_LNK = np.array(distances.share_LNK)
+    of_layer_L = (share_LNK * n_far_K / (after_K - first_K)).sum(-1).mean(-1)
+    furthest = int(of_layer_L.argmax())
+    return Reach(float(of_layer_L.mean()), furthest + 1, float(of_layer_L[furthest]))
 
 
 def how_far(report: Report) -> str:

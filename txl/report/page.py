@@ -15,7 +15,8 @@ import numpy as np
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from txl.report import charts, claims
+from txl.config import UsageError
+from txl.report import claims
 from txl.report.record import Report, Shown
 from txl.runtime.outputs import text_kind, write_text
 
@@ -29,6 +30,10 @@ def page_of(reports: Sequence[Report]) -> str:
     """The page of one run, or of several that are compared. It holds all that it shows; its policy
     lets nothing be loaded, and no script run but its own.
     """
+    from matplotlib.style import context
+
+    from txl.report import charts  # imports matplotlib, which takes a second
+
     reports = told_apart(reports)
     style = _file("page.css")
     script = _file("page.js")
@@ -39,35 +44,30 @@ def page_of(reports: Sequence[Report]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["level"] = claims.number
-    measure = claims.measure_of(reports)
-    return environment.get_template("page").render(
-        program=PAGE.name,
-        reports=reports,
-        claims=claims,
-        measure=measure,
-        style=Markup(style),
-        script=Markup(script),
-        style_digest=_digest(style),
-        script_digest=_digest(script),
-        cut=charts.level_chart(reports, "cut", measure),
-        aside=charts.level_chart(reports, "aside", measure),
-        curve=charts.curve_chart(reports),
-        words=[charts.words_chart(report) for report in reports],
-        heads=[
-            report.distances and charts.heads_chart(report.distances, report.tgt_len)
-            for report in reports
-        ],
-        texts=[
-            report.shown and packed(report.shown, report.compared, report.tgt_len)
-            for report in reports
-        ],
-        settings=claims.settings(reports),
-        width=charts.WIDTH,
-        height=charts.HEIGHT,
-        left=charts.LEFT,
-        bottom=charts.HEIGHT - charts.BOTTOM,
-    )
+    environment.filters["svg"] = charts.as_svg
+    texts = []
+    for report in reports:
+        if report.shown is None:
+            texts.append("")
+        else:
+            texts.append(packed(report.shown, report.compared, report.tgt_len))
+    with (
+        resources.as_file(resources.files("txl.report") / "page.mplstyle") as drawn,
+        context(drawn),
+    ):
+        return environment.get_template("page").render(
+            program=PAGE.name,
+            reports=reports,
+            charts=charts,
+            claims=claims,
+            measure=claims.measure_of(reports),
+            style=Markup(style),
+            script=Markup(script),
+            style_digest=_digest(style),
+            script_digest=_digest(script),
+            texts=texts,
+            settings=claims.settings(reports),
+        )
 
 
 def told_apart(reports: Sequence[Report]) -> list[Report]:
@@ -84,8 +84,20 @@ def told_apart(reports: Sequence[Report]) -> list[Report]:
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
-    """Write the page, see `output`."""
-    write_text(path, page_of(reports), PAGE)
+    """Write the page, see `output`.
+
+    Raises:
+        UsageError: if figures of the reports contradict each other.
+    """
+    try:
+        content = page_of(reports)
+    except (ArithmeticError, LookupError, ValueError) as error:
+        names = ", ".join(report.name for report in reports)
+        raise UsageError(
+            f"{names}: its figures contradict each other ({error}); measure again: txl report RUN"
+            " --measure"
+        ) from error
+    write_text(path, content, PAGE)
 
 
 def _file(name: str) -> str:

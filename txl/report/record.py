@@ -8,7 +8,7 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -263,14 +263,11 @@ def read_report(path: Path) -> Report:
         what = f"is of format {str(content['format'])[:20]}, and this txl reads {FORMAT}"
         raise UsageError(f"{path}: {what}; measure again: txl report RUN --measure")
     try:
-        report = _made(Report, content, "report")
-        for wrong in _contradictions(report):
-            raise ValueError(wrong)
+        return _made(Report, content, "report")
     except ValueError as error:
         raise UsageError(
             f"{path}: damaged ({error}); measure again: txl report RUN --measure"
         ) from None
-    return report
 
 
 def _made(hint: Any, value: Any, name: str) -> Any:
@@ -300,79 +297,6 @@ def _dataclass(cls: Any, value: Any, name: str) -> Any:
     if missing:
         raise ValueError(f"{name} has no {missing[0]}")
     return cls(**{field: _made(hints[field], value[field], field) for field in hints})
-
-
-def _contradictions(report: Report) -> Iterator[str]:
-    """What does not go together in a report whose fields have their types."""
-    lengths = [row.mem_len for row in report.rows_of("cut")]
-    if not lengths or lengths != [row.mem_len for row in report.rows_of("aside")]:
-        yield "rows are not of the same lengths in both readings"
-    if len(lengths) != len(set(lengths)) or 2 * len(lengths) != len(report.rows):
-        yield "rows are there twice"
-    if not 1 <= len(report.compared) <= 2 or not set(report.compared) <= set(lengths):
-        yield "compared names lengths that were not read"
-    if len(report.compared) == 2 and report.gain() is None:
-        yield "gains have none of the lengths that are compared"
-    if report.n_token < 1 or report.tgt_len < 1:
-        yield "a length is not positive"
-    if report.distances is not None:
-        yield from _of_distances(report.distances)
-    if report.curve is not None and not all(
-        len(point) == 2 for point in [*report.curve.train, *report.curve.valid]
-    ):
-        yield "curve has a point that is no pair"
-    if report.shown is not None:
-        yield from _of_shown(report.shown)
-        if not set(report.compared) <= set(report.shown.mem_len_M):
-            yield "shown lacks a length that is compared"
-
-
-def _of_distances(distances: Distances) -> Iterator[str]:
-    n_bin = len(distances.first_K)
-    n_head = {len(layer) for layer in distances.share_LNK}
-    sizes = set()
-    for layer in distances.share_LNK:
-        for share_K in layer:
-            sizes.add(len(share_K))
-    if not n_bin or len(distances.last_K) != n_bin or sizes != {n_bin} or len(n_head) != 1:
-        yield "distances are not of one shape"
-    if not all(
-        0 <= first <= last for first, last in zip(distances.first_K, distances.last_K, strict=False)
-    ):
-        yield "distances has a bin without an inside"
-    if not all(
-        sum(share_K) > 0 and min(share_K) >= 0 for layer in distances.share_LNK for share_K in layer
-    ):
-        yield "distances has shares that are none"
-
-
-def _of_shown(shown: Shown) -> Iterator[str]:
-    n_token = len(shown.pieces)
-    if not n_token:
-        yield "shown has no tokens"
-    if len(shown.nats_MN) != len(shown.mem_len_M) or any(
-        len(nats_N) != n_token for nats_N in shown.nats_MN
-    ):
-        yield "shown has not the losses of each token at each length"
-    if not all(0 <= nats <= MOST_NATS for nats_N in shown.nats_MN for nats in nats_N):
-        yield f"shown has losses that are not between 0 and {MOST_NATS:g}"
-    looked = shown.looked
-    if looked is None:
-        return
-    if looked.n_token > n_token or any(
-        len(count_N) != looked.n_token for count_N in looked.count_PN
-    ):
-        yield "looked is not of the tokens that are shown"
-    if not looked.maps or not len(looked.maps) == len(looked.count_PN) == len(looked.beyond_P):
-        yield "looked has not counts of each map"
-    if not sum(map(sum, looked.count_PN)) == len(looked.back_K) == len(looked.share_K):
-        yield "looked has not as many keys as it counts"
-    if not all(0 <= count <= 255 for count_N in looked.count_PN for count in count_N):
-        yield "looked has counts that are none"
-    if not all(1 <= back <= MOST_BACK for back in looked.back_K):
-        yield "looked has distances that are none"
-    if not all(0 <= share <= 255 for share in looked.share_K):
-        yield "looked has shares that are none"
 
 
 _FOLDERS = re.compile(r"(?:file://|(?<![\w.:/…]))(?:/|~[\w.-]*/)(?:[^/\s'\"=,;]+/)*([^/\s'\"=,;]*)")

@@ -2,16 +2,16 @@
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.studies.contrasts import Noted
 from lab.studies.plan import Contrast, Study
 from lab.studies.report import Findings, as_json
 from lab.studies.results import Row, RunFigures, compared
-from lab.tests.studies.test_statistics import STUDY, as_noted, row
+from lab.tests.studies.test_statistics import asking, row
 from tests.forks import ROOT
 from txl.runtime.records import json_text
 
@@ -24,14 +24,16 @@ for path in sorted((ROOT / "lab" / "results").glob("*.json")):
 def recomputed(content: dict[str, Any]) -> dict[tuple[str, str], list[Any]]:
     """Difference, interval, p and corrected p of each comparison, by the model of all arms and seeds."""
     study = Study(**content["study"])
-    noted = [Noted(**one) for one in content["contrasts"]["noted"]]
+    contrasts = {name: Contrast(*sides) for name, sides in study.contrasts.items()}
+    late = [one["name"] for one in content.get("contrasts", {}).get("noted", ()) if one["readings"]]
+    study = replace(study, contrasts=contrasts, exploratory=(*study.exploratory, *late))
     rows = []
     for name, runs in content["runs"].items():
         variant = name if name in study.variants else name.rpartition(" (")[0]
         figures = [RunFigures(**run) for run in runs]
         rows.append(Row(name, variant, figures[0].source if figures else "", figures))
     found = {}
-    for one in compared(study, rows, noted):
+    for one in compared(study, rows):
         found[one.run, one.column] = [one.difference, one.low, one.high, one.p, one.p_holm]
     return found
 
@@ -58,10 +60,6 @@ def by_pairs(content: dict[str, Any], one: dict[str, Any]) -> list[float]:
     return [mean, mean - half, mean + half, float(ttest_1samp(differences, 0).pvalue)]
 
 
-def test_there_are_files() -> None:
-    assert len(FILES) >= 5
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_comparisons_follow_from_the_losses(path: Path) -> None:
     content = json.loads(path.read_text())
@@ -83,9 +81,9 @@ def test_comparisons_follow_from_the_losses(path: Path) -> None:
 def test_a_study_json_has_all_that_its_comparisons_need() -> None:
     rows = [row("base", {1: 4.0, 2: 4.2, 3: 4.3}), row("other", {1: 3.9, 2: 4.0, 3: 4.25})]
     contrast = Contrast((("other", "a"),), (("base", "a"),))
-    for noted in ([], [as_noted("other beside base", contrast)]):
-        comparisons = compared(STUDY, rows, noted)
-        content = json.loads(json_text(as_json(STUDY, Findings(rows, comparisons, noted))))
+    for study in (asking(), asking(gain=contrast)):
+        comparisons = compared(study, rows)
+        content = json.loads(json_text(as_json(study, Findings(rows, comparisons))))
         (numbers,) = recomputed(content).values()
         assert numbers[0] == pytest.approx(-0.35 / 3)
         assert numbers == [

@@ -82,9 +82,9 @@ def test_runs_times_grid_times_seeds(tmp_path: Path) -> None:
         words(todo[2].flags, tmp_path)
         == "--n_layer 3 --adaptive --mem_len 8 --lr 0.1 --seed 3".split()
     )
-    flags = {"split": "test", "mem_len": [0, 8], "same_length": False, "knn_store": "{run}/store"}
+    flags = {"split": "test", "mem_len": [0, 8], "same_length": False, "pictures": "{run}/plots"}
     assert words(flags, Path("runs/one")) == (
-        "--split test --mem_len 0 8 --no_same_length --knn_store runs/one/store".split()
+        "--split test --mem_len 0 8 --no_same_length --pictures runs/one/plots".split()
     )
 
 
@@ -115,6 +115,7 @@ BAD = {
     "[runs.'a b']\n[runs.a_b]": "'a b' and 'a_b' have one folder",
     "[runs.'..']": "'..' is no name of a folder",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]": "contrasts.x: give of =",
+    "[runs.a]\n[contrasts.x]\nexploratory = 1": "contrasts.x: exploratory: must be true or false",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = []": "contrasts.x: give of =",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['b', 'valid']]": "'b': no such run; there are a",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['a', 'valido']]": "'valido': no such column",

@@ -1,6 +1,5 @@
 """A study is run to its end whatever stops it, and its table says what differs from chance."""
 
-import csv
 import json
 import math
 import os
@@ -18,12 +17,11 @@ from typing import IO, Any
 
 import pytest
 
-from lab.studies import contrasts as notes
 from lab.studies import page, report, runner
 from lab.studies.__main__ import main
 from lab.studies.checks import expected_columns, require_texts
 from lab.studies.figures import Figures
-from lab.studies.page_tables import table_of
+from lab.studies.page_tables import TABLES
 from lab.studies.plan import Study, Task, read_study
 from lab.studies.results import RunFigures, best_row, tokens_until
 from lab.studies.runner import TaskError, _program, keeps_losses, next_value, run_study
@@ -185,10 +183,6 @@ def study(text: str = STUDY, *flags: str) -> int:
     return main(["mine.toml", "--folder", "out", *flags])
 
 
-def rows_of_csv(name: str) -> list[list[str]]:
-    return list(csv.reader(Path(f"out/{name}.csv").read_text().splitlines()))
-
-
 def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.image import imread
 
@@ -197,46 +191,29 @@ def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.Mo
     assert len(programs.called) == 12
     each = [math.exp(5 + 0.001 * seed) for seed in (1, 2, 3)]
     mean, spread = statistics.fmean(each), statistics.stdev(each)
-    header, *numbers = rows_of_csv("table")
-    assert header == ["run", "source", "column", "mean", "deviation", "seed 1", "seed 2", "seed 3"]
-    by_column = {
-        (line[0], line[2]): [float(cell) for cell in line[3:]] for line in numbers if line[3]
-    }
-    assert by_column["small", "test, mem_len 8"] == pytest.approx([mean, spread, *each])
-    assert by_column["large", "ms_per_step"] == [500.0, 0.0, 500.0, 500.0, 500.0]
-    assert by_column["large", "cpu_seconds"] == [3.0, 0.0, 3.0, 3.0, 3.0]
-    small, large = (
-        next(
-            line
-            for line in Path("out/table.md").read_text().splitlines()
-            if line.startswith(f"| {name}")
-        )
-        for name in ("small", "large")
-    )
-    assert f" {mean:.2f} ± {spread:.2f} " in small
-    # of the losses 5.9 and 4.9 it passes 5.0 at nine tenths of the way from 20 to 40
-    assert " 38 " in large
-    assert rows_of_csv("curves")[1] == ["small", "1", "20", "6.001"]
-    near, far = (
-        line for line in rows_of_csv("distances") if line[:2] == ["large", "test, mem_len 8"]
-    )
-    assert (near[2:5], far[2:5]) == (["0", "2", "5"], ["3", "9", "7"])
-    assert [float(x) for x in far[5:]] == pytest.approx([3.902, 0.001])
-    _, *compared_rows = rows_of_csv("comparisons")
-    assert [(line[0], line[1], line[3], line[-1]) for line in compared_rows] == [
-        ("large", f"test, mem_len {n}", "-0.1000", "better") for n in (0, 8)
-    ]
     content = json.loads(Path("out/study.json").read_text())
-    assert [run["seed"] for run in content["runs"]["small"]] == [1, 2, 3]
+    small, large = (content["runs"][name] for name in ("small", "large"))
+    assert [run["seed"] for run in small] == [1, 2, 3]
+    assert [run["values"]["test, mem_len 8"] for run in small] == pytest.approx(each)
+    assert [run["ms_per_step"] for run in large] == [500.0] * 3
+    assert [run["cpu_seconds"] for run in large] == [3.0] * 3
+    assert small[0]["curve"][0] == [20, 6.001]
+    near, far = large[0]["distances"]["test, mem_len 8"]
+    assert (near["from"], near["to"], near["tokens"]) == (0, 2, 5)
+    assert (far["from"], far["to"], far["tokens"]) == (3, 9, 7)
+    table = Path("out/table.md").read_text()
+    assert f" {mean:.2f} ± {spread:.2f} " in table
+    # of the losses 5.9 and 4.9 it passes 5.0 at nine tenths of the way from 20 to 40
+    assert " 38 " in table
+    assert [(one["run"], one["column"], one["verdict"]) for one in content["comparisons"]] == [
+        ("large", f"test, mem_len {n}", "better") for n in (0, 8)
+    ]
     assert content["comparisons"][1]["difference"] == pytest.approx(-0.1)
-    for name, others in (("study", {".json"}), ("distances", {".csv"})):
+    written = {path.name for path in Path("out").iterdir()} - {"runs"}
+    pictures = {f"{name}.{kind}" for name in ("study", "distances") for kind in ("png", "svg")}
+    assert written == {"study.json", "table.md", *pictures}
+    for name in ("study", "distances"):
         assert imread(f"out/{name}.png").std() > 0
-        assert {path.suffix for path in Path("out").glob(f"{name}.*")} == {
-            ".png",
-            ".pdf",
-            ".svg",
-        } | others
-    assert r"\toprule" in Path("out/table.tex").read_text()
 
 
 @pytest.mark.parametrize("what", ["texts", "git_commit"])
@@ -244,11 +221,12 @@ def test_runs_of_another_text_or_code_are_rows_of_their_own(what: str, programs:
     for seeds, source in (("[1, 2]", "a" * 40), ("[1, 2, 3]", "b" * 40)):
         programs.start[what] = {"train": source} if what == "texts" else source
         assert study(STUDY.replace("[1, 2, 3]", seeds)) == 0
-    names = [line[0] for line in rows_of_csv("table") if line[2] == "test, mem_len 0"]
+    content = json.loads(Path("out/study.json").read_text())
+    names = list(content["runs"])
     assert len(names) == 4
     assert [name.partition(" (")[0] for name in names] == ["small", "small", "large", "large"]
     # never across sources
-    assert [line[2] for line in rows_of_csv("comparisons")[1:]] == ["2", "2", "1", "1"]
+    assert [one["seeds"] for one in content["comparisons"]] == [2, 2, 1, 1]
 
 
 @pytest.mark.parametrize(("device", "named"), [("cpu", "EPYC"), ("NVIDIA H200", "NVIDIA H200")])
@@ -319,15 +297,14 @@ def test_a_figure_that_there_is_not_is_an_empty_cell(
     monkeypatch.setattr(report, "write_pictures", WRITE_PICTURES)
     programs.without = "large 2"
     assert study() == 0
-    large = next(
-        line for line in rows_of_csv("table") if line[0] == "large" and line[2] == "test, mem_len 0"
-    )
-    assert [cell != "" for cell in large[3:]] == [True, True, True, False, True]
-    shown = f"{float(large[3]):.2f} ± {float(large[4]):.2f} (2 of 3)"
+    runs = json.loads(Path("out/study.json").read_text())["runs"]["large"]
+    values = [run["values"].get("test, mem_len 0") for run in runs]
+    assert [value is None for value in values] == [False, True, False]
+    known = [values[0], values[2]]
+    shown = f"{statistics.fmean(known):.2f} ± {statistics.stdev(known):.2f} (2 of 3)"
     assert f"| large | 3 | {shown} |" in Path("out/table.md").read_text()
-    digits = "digits = {'test, mem_len 0' = 2}"
-    table = table_of("metric", Figures(Path("out/study.json")), digits)
-    assert table.rows[1][:3] == ["large", "3", shown]
+    table = TABLES["metric"](Figures(Path("out/study.json")), digits={"test, mem_len 0": 2})
+    assert f"| large | 3 | {shown} |" in table
     Path("out/study.json").unlink()
     assert study(f"metric = 'bits_per_byte'\n{STUDY}") == 0
     assert "| small | 3 |  |" in Path("out/table.md").read_text()
@@ -485,49 +462,16 @@ def test_what_is_evaluated_keeps_the_loss_of_each_token(programs: Programs) -> N
     assert not keeps_losses({"text": "my.txt"}, {})
 
 
-def test_contrasts_are_fixed_before_their_first_reading(
-    programs: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One that is changed or added later is exploratory; one that is taken out stays."""
-    early = STUDY.replace("[1, 2, 3]", "[1, 2]")
-    assert study(early + CONTRAST.replace("size", "other"), "--report_only") == 0
-    assert study(early + CONTRAST) == 0
-    fixed = json.loads(Path("out/contrasts.json").read_text())
-    assert [(one["name"], one["readings"]) for one in fixed["contrasts"]] == [("size", 0)]
-    assert json.loads(Path("out/study.json").read_text())["contrasts"]["digest"] == fixed["digest"]
-    assert "1 of 1 contrasts were fixed" in capsys.readouterr().out
-    other = CONTRAST.replace("mem_len 8", "mem_len 0")
-    assert study(STUDY + other) == 0
+def test_contrasts_that_were_chosen_late_have_no_verdict(programs: Programs) -> None:
+    """Though those of before them are corrected for without them."""
+    late = CONTRAST.replace("size", "late").replace("mem_len 8", "mem_len 0")
+    late = late.replace("[contrasts]\n", "").rstrip() + "\nexploratory = true\n"
+    assert study(STUDY + CONTRAST + late) == 0
     table = Path("out/table.md").read_text()
-    lines = {
-        line.split(" | ")[-1].strip(" |"): line
-        for line in table.splitlines()
-        if line.startswith("| size")
-    }
-    assert list(lines) == ["exploratory", "better; no longer in the study file"]
+    verdicts = [line.split(" | ")[-1].strip(" |") for line in table.splitlines() if "| " in line]
+    assert {"better", "exploratory"} <= set(verdicts)
     assert "corrected for the 1 comparisons" in table
-    assert json.loads(Path("out/contrasts.json").read_text())["digest"] == fixed["digest"]
-    assert study(STUDY + CONTRAST) == 0
-    assert "| better |" in Path("out/table.md").read_text()
-    path = Path("out/contrasts.json")
-    path.write_text(path.read_text().replace("mem_len 8", "mem_len 0"))
-    with pytest.raises(UsageError, match=r"contrasts.json: damaged or changed"):
-        study(STUDY + CONTRAST)
-
-
-def test_a_contrast_that_was_read_stays_though_its_readings_are_asked_for_no_longer(
-    programs: Programs,
-) -> None:
-    """Its evaluation is taken out with it, or its row: put back, it is what it was."""
-    far = '[evaluations.far]\nsplit = "test"\nmem_len = [0, 8]\n'
-    asked = CONTRAST.replace("size", "far").replace("test, ", "far, ").replace("[contrasts]\n", "")
-    assert study(STUDY + far + CONTRAST + asked) == 0
-    fixed = json.loads(Path("out/contrasts.json").read_text())
-    assert [one["name"] for one in fixed["contrasts"]] == ["size", "far"]
-    for less in (STUDY + CONTRAST, STUDY.replace("[runs.large]\nd_model = 32\n", "") + far):
-        notes.note_contrasts(plan_of(less), Path("out/runs"), Path("out"))
-        left = json.loads(Path("out/contrasts.json").read_text())
-        assert left["digest"] == fixed["digest"]
+    assert "1 of 2 contrasts were chosen with figures in sight" in table
 
 
 SEARCH = """
@@ -560,7 +504,7 @@ def test_a_rate_is_searched_for_every_row_alike(programs: Programs) -> None:
     }
     losses = {lr: pytest.approx(loss) for lr, loss in losses.items()} | {"0.08": None}
     assert content["search"]["large"] == {"lr": 0.04, "tried": losses}
-    assert "| large | 0.04 | 0.005: 7.0794; " in Path("out/table.md").read_text()
+    assert "| large | 0.005: 7.0794; " in Path("out/table.md").read_text()
     assert "; 0.08: diverged |" in Path("out/table.md").read_text()
 
 
@@ -572,7 +516,7 @@ def test_the_last_validation_of_a_search_counts_though_it_is_not_finite(
     programs.best_rate = {"small": 0.02, "large": 0.01}
     programs.overflows = "small, lr 0.02"
     assert study(text, "--seeds", "1") == 0
-    assert "| small | 0.01 | 0.005: 6.3863; 0.01: 5.6931; 0.02: diverged |" in (
+    assert "| small | 0.005: 6.3863; **0.01: 5.6931**; 0.02: diverged |" in (
         Path("out/table.md").read_text()
     )
 
@@ -584,10 +528,8 @@ def test_a_search_without_a_training_that_stays_finite_has_no_best(programs: Pro
     programs.diverges = "small, lr "
     assert study(text, "--seeds", "1") == 1
     table = Path("out/table.md").read_text()
-    assert "| small |  | 0.005: diverged; 0.01: diverged; 0.02: diverged |" in table
-    shown = table_of("search", Figures(Path("out/study.json")), "")
-    assert shown.rows[0][1] == "0.005: diverged; 0.01: diverged; 0.02: diverged"
-    assert shown.rows[1][1] == "none, taken from small"
+    assert "| small | 0.005: diverged; 0.01: diverged; 0.02: diverged |" in table
+    assert "| none, taken from small |" in table
 
 
 def test_a_search_may_be_a_share_of_the_training(programs: Programs) -> None:
@@ -612,12 +554,10 @@ def test_a_row_may_take_the_value_found_for_another(programs: Programs) -> None:
     tried = [call for call in programs.called if ", lr" in call]
     assert tried == [f"train small, lr {lr} 101" for lr in (0.01, 0.005, 0.02, 0.04)]
     assert (programs.rates["small 1"], programs.rates["large 1"]) == (0.02, 0.02)
-    assert "| small | 0.02 | 0.005: " in Path("out/table.md").read_text()
-    assert "| large | 0.02 | taken from small |" in Path("out/table.md").read_text()
+    assert "| small | 0.005: " in Path("out/table.md").read_text()
+    assert "| large | **0.02**, taken from small |" in Path("out/table.md").read_text()
     content = json.loads(Path("out/study.json").read_text())
     assert content["search"]["large"] == {"lr": 0.02, "like": "small"}
-    table = table_of("search", Figures(Path("out/study.json")), "")
-    assert table.rows[1] == ["large", "**0.02**, taken from small"]
 
 
 def test_a_whole_number_is_not_searched(programs: Programs) -> None:
@@ -648,8 +588,8 @@ def test_a_second_training_with_the_same_seed_is_a_part_of_the_spread(programs: 
         "large, seed 2, was trained on 1970-01-01 and again on 1970-01-01: at most +0.2500 nats"
         in table
     )
-    (header, *_), content = rows_of_csv("table"), json.loads(Path("out/study.json").read_text())
-    assert header[-4:] == ["seed 1", "seed 2", "seed 3", "seed 2 again"]
+    content = json.loads(Path("out/study.json").read_text())
+    assert [run["is_rerun"] for run in content["runs"]["large"]] == [False] * 3 + [True]
     assert content["reruns"][0]["differences"]["test, mem_len 8"] == pytest.approx(0.25)
     assert content["comparisons"][0]["spread"] > 0.05
 
@@ -660,7 +600,8 @@ def test_a_row_may_have_seeds_of_its_own(programs: Programs) -> None:
         "train large 1",
         "train large 7",
     ]
-    assert [line[2] for line in rows_of_csv("comparisons")[1:]] == ["1", "1"]
+    content = json.loads(Path("out/study.json").read_text())
+    assert [one["seeds"] for one in content["comparisons"]] == [1, 1]
 
 
 def test_a_row_may_be_read_with_flags_of_its_own(programs: Programs) -> None:

@@ -10,12 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.studies.contrasts import Noted
 from lab.studies.plan import Contrast, Study
-from lab.studies.report import draw
+from lab.studies.report import Findings, draw, in_words
 from lab.studies.results import Row, RunFigures, compared
 from lab.studies.statistics import Comparison, comparison, corrected, detectable, estimate
-from lab.studies.tables import Table, as_latex, as_markdown, comparisons_table
+from lab.studies.tables import as_markdown, table_of
 
 STUDY = Study("s", "S", (1, 2, 3), {"base": {}, "other": {}}, {}, "base")
 
@@ -48,9 +47,8 @@ def cells(losses: Mapping[str, Sequence[float]]) -> dict[tuple[str, int], list[f
     }
 
 
-def as_noted(name: str, contrast: Contrast) -> Noted:
-    of, against = ([list(reading) for reading in side] for side in contrast)
-    return Noted(name, of, against, "perplexity", readings=0, day="2026-01-01")
+def asking(**contrasts: Contrast) -> Study:
+    return replace(STUDY, contrasts=contrasts)
 
 
 def test_two_arms_are_students_paired_test() -> None:
@@ -128,7 +126,7 @@ def test_a_rerun_is_no_further_seed() -> None:
     the difference: the second training tells nothing of the other seeds."""
     dice = np.random.default_rng(0)
     n_held = 0
-    n_study = 2000
+    n_study = 1000
     for a_S, b_S in dice.normal(size=(n_study, 2, 3)):
         losses = cells({"a": a_S.tolist(), "b": b_S.tolist()})
         again = {
@@ -139,7 +137,7 @@ def test_a_rerun_is_no_further_seed() -> None:
         assert found.high is not None
         assert found.freedom == 2
         n_held += found.low <= 0 <= found.high
-    assert n_held / n_study == pytest.approx(0.95, abs=0.015)
+    assert n_held / n_study == pytest.approx(0.95, abs=0.02)
     noisy = estimate({("a", 0): [1.0, 1.6], ("b", 0): [0.5]}, {"a": 1, "b": -1})
     assert noisy is not None
     assert noisy.difference == pytest.approx(0.8)
@@ -148,7 +146,6 @@ def test_a_rerun_is_no_further_seed() -> None:
 def test_the_detectable_difference_is_that_of_power_tables() -> None:
     """The paired t-test at 5 % with power 0.8: R's pwr.t.test gives 0.6604 deviations for 20 pairs."""
     assert detectable(1 / math.sqrt(20), 19, level=0.05) == pytest.approx(0.6604413, rel=1e-5)
-    assert detectable(2 / math.sqrt(20), 19, level=0.05) == pytest.approx(2 * 0.6604413, rel=1e-5)
 
 
 def test_so_many_studies_show_a_detectable_difference() -> None:
@@ -188,7 +185,7 @@ def test_only_seeds_and_sources_in_common_are_compared() -> None:
 def test_contrasts_are_compared_in_place_of_the_baseline() -> None:
     """A difference of differences; a seed or a source that lacks a side is left out."""
     gain = Contrast((("other", "a"), ("base", "b")), (("base", "a"), ("other", "b")))
-    noted = [as_noted("gain", gain)]
+    study = asking(gain=gain)
     nats = {
         "base": {1: (5.0, 7.0), 2: (5.1, 7.3), 3: (5.2, 7.0)},
         "other": {1: (4.0, 6.9), 2: (4.3, 6.9), 4: (1.0, 1.0)},
@@ -197,34 +194,20 @@ def test_contrasts_are_compared_in_place_of_the_baseline() -> None:
     for one in rows:
         for run in one.runs:
             run.nats.update(zip("ab", nats[one.name][run.seed], strict=True))
-    (found,) = compared(STUDY, rows, noted)
+    (found,) = compared(study, rows)
     differences = [4.0 + 7.0 - 5.0 - 6.9, 4.3 + 7.3 - 5.1 - 6.9]
     assert (found.run, found.seeds, found.difference) == (
         "gain",
         2,
         pytest.approx(sum(differences) / 2),
     )
-    assert comparisons_table(STUDY, [found]).rows[0][:3] == [
-        "gain",
-        "2",
-        f"{found.difference:+.4f}",
-    ]
+    said = in_words(study, Findings(rows, [found]))
+    assert f"| gain | 2 | {found.difference:+.4f} |" in said
     # nor one side, nor its column
     for others in ([row("other", {1: 4.0}, ("a", "b"), source="text x")], []):
         assert {
-            (c.seeds, c.difference, c.verdict) for c in compared(STUDY, [rows[0], *others], noted)
+            (c.seeds, c.difference, c.verdict) for c in compared(study, [rows[0], *others])
         } == {(0, None, "no figures")}
-
-
-def test_contrasts_of_one_name_are_told_apart() -> None:
-    """One that was changed twice on a day: pages ask for a contrast by its name."""
-    rows = [row("base", {1: 5.0, 2: 5.1}, ("a", "b")), row("other", {1: 4.0, 2: 4.2}, ("a", "b"))]
-    noted = []
-    for of, is_asked in (("a", True), ("b", False), ("a", False)):
-        one = as_noted("gain", Contrast((("other", of),), (("base", "a"),)))
-        noted.append(replace(one, is_asked=is_asked))
-    names = ["gain", "gain, noted 2026-01-01", "gain, noted 2026-01-01, before"]
-    assert [one.run for one in compared(STUDY, rows, noted)] == names
 
 
 def test_a_reading_beside_two_others_is_compared_in_the_model_of_all_arms() -> None:
@@ -234,13 +217,10 @@ def test_a_reading_beside_two_others_is_compared_in_the_model_of_all_arms() -> N
     losses = {name: [dice.gauss(0, 1) + 9 * seed for seed in range(3)] for name in "abcdefg"}
     rows = [row(name, dict(enumerate(values))) for name, values in losses.items()]
     twice, others = (("a", "a"), ("a", "a")), (("b", "a"), ("c", "a"))
-    noted = [
-        as_noted("more", Contrast(twice, others)),
-        as_noted("less", Contrast(others, twice)),
-    ]
+    study = asking(more=Contrast(twice, others), less=Contrast(others, twice))
     expected = estimate(cells(losses), {"a": 2, "b": -1, "c": -1})
     assert expected is not None
-    for found, sign in zip(compared(STUDY, rows, noted), (1, -1), strict=True):
+    for found, sign in zip(compared(study, rows), (1, -1), strict=True):
         assert found.difference == pytest.approx(sign * expected.difference)
         assert (found.error, found.freedom) == (pytest.approx(expected.error), 12)
 
@@ -261,10 +241,11 @@ def test_differences_are_those_of_the_metric(metric: str, unit: str, difference:
         one.runs[0].values.update(a=value)
     (found,) = compared(study, rows)
     assert found.difference == pytest.approx(difference)
-    assert f"{unit or 'bits per byte'} against base" in comparisons_table(study, [found]).header
+    said = in_words(study, Findings(rows, [found]))
+    assert f"| a, against base | seeds | {unit or 'bits per byte'} |" in said
     contrast = Contrast((("other", "a"),), (("base", "a"),))
-    noted = replace(as_noted("gain", contrast), metric=metric)
-    assert compared(study, rows, [noted])[0].difference == found.difference
+    asked = replace(study, contrasts={"gain": contrast})
+    assert compared(asked, rows)[0].difference == found.difference
 
 
 def test_the_picture_shows_every_mean_and_hides_none() -> None:
@@ -284,7 +265,5 @@ def test_the_picture_shows_every_mean_and_hides_none() -> None:
     assert len(draw(STUDY, [rows[0], replace(rows[1], runs=of_subwords)]).axes) == 1
 
 
-def test_signs_of_the_formats_are_escaped() -> None:
-    table = Table(["a|b", "x_1"], [["50 % ^ ~", "\\"]])
-    assert as_markdown(table).splitlines()[0] == r"| a\|b | x_1 |"
-    assert r"50 \% \textasciicircum{} \textasciitilde{} & \textbackslash{} \\" in as_latex(table)
+def test_signs_of_markdown_are_escaped() -> None:
+    assert as_markdown(table_of(["a|b", "x_1"], [])).splitlines()[0] == r"| a\|b | x_1 |"

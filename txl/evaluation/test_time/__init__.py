@@ -3,34 +3,23 @@ ask for.
 
 DynamicEvaluation   gradient steps on the evaluated text                   Krause et al. 2018, 2019
 ContinuousCache     recent words, retrieved by similar hidden states       Grave et al. 2017
-NearestNeighbours   words of the training text, retrieved the same way     Khandelwal et al. 2020
 """
 
-import errno
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from txl.config import Context, require
-from txl.evaluation.reading import Predictor, ScoredRows, warmup_segments, within
+from txl.evaluation.reading import Predictor, ScoredRows
 from txl.evaluation.test_time.dynamic import (
     RMS,
     DynamicConfig,
     DynamicEvaluation,
     gradient_statistics,
 )
-from txl.evaluation.test_time.knn import (
-    KnnConfig,
-    NearestNeighbours,
-    Store,
-    build_store,
-    open_store,
-)
 from txl.evaluation.test_time.mixture import CacheConfig, ContinuousCache, Mixture, Source
 from txl.inference.frozen import Frozen
-from txl.memory import is_bounded
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import progress, ticking
@@ -41,7 +30,6 @@ class Additions(NamedTuple):
 
     dynamic: DynamicConfig = DynamicConfig()
     cache: CacheConfig = CacheConfig()
-    knn: KnnConfig = KnnConfig()
 
     @property
     def name(self) -> str:
@@ -73,16 +61,12 @@ class TrainingText(NamedTuple):
 
     Attributes:
         ids: token ids, (N,).
-        names: what identifies the model, its memory and its text, JSON-ready.
         cut: makes a stream of ids that scores each token but the first once; takes batch_size,
             tgt_len, ext_len and n_warmup, the warm-up segments of each parallel row.
-        context: of the training.
     """
 
     ids: np.ndarray
-    names: dict[str, Any]
     cut: Callable[..., ScoredRows]
-    context: Context
 
 
 def prepared(
@@ -100,17 +84,10 @@ def prepared(
         text: needed if `additions.read_training_text`.
         context: of the evaluation.
         batch_size: number of parallel streams.
-    Raises:
-        UsageError: if the store belongs to another model or text, or does not fit on the disk.
     """
     sources: list[Source] = []
     if additions.cache.is_on:
         sources.append(ContinuousCache(model, additions.cache))
-    if text is not None and additions.knn.is_on:
-        store = ranks.main_first(
-            lambda: stored(additions.knn, model, text, batch_size=batch_size, shown=ranks.is_main)
-        )
-        sources.append(NearestNeighbours(store, additions.knn, device=model.device))
     dynamic = additions.dynamic
     if not dynamic.is_on:
         return Mixture(Frozen(model), sources)
@@ -124,38 +101,3 @@ def prepared(
         with progress("gradients", len(stream), shown=ranks.is_main) as bar:
             mean_square = gradient_statistics(model, ticking(stream, bar), context)
     return Mixture(DynamicEvaluation(model, dynamic, mean_square), sources)
-
-
-def stored(
-    config: KnnConfig, model: TransformerXL, text: TrainingText, *, batch_size: int, shown: bool
-) -> Store:
-    """The store of the training text at the context of training, opened or built. It does not depend
-    on who builds it: where the memory looks back without limit, the text is read in one stream.
-
-    Args:
-        shown: whether this process shows the progress bar.
-    Raises:
-        UsageError: see `open_store` and `build_store`.
-    """
-    ids = text.ids[: None if config.knn_tokens is None else config.knn_tokens + 1]
-    source = {**text.names, "number_of_tokens": len(ids) - 1}
-    folder = Path(config.knn_store or "")
-    seen = within(model.config, text.context, len(ids))
-    if not folder.exists():
-        n_warmup = warmup_segments(model.config.n_layer, seen)
-        stream = text.cut(
-            ids,
-            batch_size=batch_size if is_bounded(model.config) else 1,
-            tgt_len=seen.tgt_len,
-            ext_len=seen.ext_len,
-            n_warmup=n_warmup,
-        )
-        try:
-            with progress(folder.name, len(stream), shown=shown) as bar:
-                build_store(
-                    folder, model, ticking(stream, bar), seen, n_pair=len(ids) - 1, source=source
-                )
-        except OSError as error:  # another program has made it meanwhile
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not folder.exists():
-                raise
-    return open_store(folder, source, model.config, n_pair=len(ids) - 1)

@@ -29,7 +29,7 @@ gradient of the logits.
 
 def _default_tile(kernel: str, columns: int, size: int) -> Tile:
     """The largest tile without significant register spills on sm_90, according to `python -m
-    benchmarks.aot`.
+    lab.benchmarks.aot`.
     """
     if size == 2 and kernel == "forward":
         return Tile(64, 8 if columns == 128 else 4, 2)
@@ -48,9 +48,7 @@ TILES: dict[tuple[str, int, int], Tile] = {
     for columns in (16, 32, 64, 128)
     for size in (2, 4)
 }
-"""By kernel, padded head size and bytes per element; benchmarks/tune_rel_attention.py measures
-alternatives.
-"""
+"""By kernel, padded head size and bytes per element."""
 
 PROGRAMS = 264  # two for each multiprocessor of an H200
 KEYS_PER_SPLIT = 64
