@@ -1,8 +1,8 @@
 """Test-time adaptation: predictors for `txl.evaluation.score.evaluate`, and which of them the flags
 ask for.
 
-DynamicEvaluation   gradient steps on the evaluated text                   Krause et al. 2018, 2019
-ContinuousCache     recent words, retrieved by similar hidden states       Grave et al. 2017
+    DynamicEvaluation   gradient steps on the evaluated text                   Krause et al. 2018, 2019
+    ContinuousCache     recent words, retrieved by similar hidden states       Grave et al. 2017
 """
 
 from collections.abc import Callable
