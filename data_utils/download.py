@@ -19,9 +19,10 @@ from typing import IO, NamedTuple
 from txl.config import UsageError
 from txl.files import place_below, written_whole
 
+from .cache import one_at_a_time
+from .errors import DataError
 from .formats import parquet_rows
-from .raw_text import DataError, one_at_a_time
-from .transfer import Remote, fits, load, require_fit
+from .remote import Remote, fits, load, require_fit
 
 VOCABULARY = "1b_word_vocab.txt"
 SHARDS = (
@@ -41,7 +42,7 @@ def from_hub(config: str, n_file: dict[str, int], digests: dict[str, str], folde
 
     Args:
         n_file: parquet files of each split.
-        digests: of the text files, see `transfer.fits`.
+        digests: of the text files, see `remote.fits`.
     Raises:
         DataError: if the libraries are missing, the hub does not answer, or the text is another.
     """

@@ -1,52 +1,83 @@
-"""What a file of text holds: lines of plain text, or rows of jsonl and parquet; compressed or
+"""What a file of text holds: lines of plain text, or rows of jsonl, csv and parquet; compressed or
 not."""
 
 import bz2
 import csv
 import gzip
-import io
+import itertools
 import json
 import logging
 import lzma
 import zipfile
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from tqdm import tqdm
 
-from .raw_text import DataError, half_a_pair, no_text, reading
+from .errors import DataError, no_text, reading
 
 _LOG = logging.getLogger(__name__)
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
+LINES_OF_JSON = (".jsonl", ".ndjson", ".json")
+_KINDS = {
+    "text": TEXT,
+    "jsonl": LINES_OF_JSON,
+    "parquet": (".parquet",),
+    "table": (".csv", ".tsv"),
+}
+_LONGEST_CELL = 2**31 - 1
+"""Characters of a cell, which Python limits to 131,072 by itself."""
+_BLOCK = 1 << 18
+LONGEST = 1 << 20
+"""Bytes of a line, or of a part of it where it is longer."""
 
 
-@contextmanager
-def opened(path: Path, task: str) -> Iterator[tuple[IO[bytes], Callable[[], object]]]:
-    """The uncompressed content of a file whose suffix says how it is compressed, and what moves the
-    progress bar to where it is read. A file of no bytes has no content, whatever its suffix. Raises
-    `DataError` if the file cannot be read, or is damaged or cut: also if it is not compressed."""
+def kind_of(path: Path) -> str | None:
+    """text, jsonl, parquet or table (csv, tsv), by the suffix; None where it is not known."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    for kind, known in _KINDS.items():
+        if suffixes and suffixes[-1] in known:
+            return kind
+    return None
+
+
+def has_rows(path: Path) -> bool:
+    """True for jsonl, parquet, csv and tsv."""
+    return kind_of(path) in ("jsonl", "parquet", "table")
+
+
+def blocks(path: Path, task: str) -> Iterator[bytes]:
+    """The content of a file, uncompressed and without a byte-order mark, in blocks that do not end
+    within \\r\\n. A file of no bytes has none, whatever its suffix. Raises `DataError` if the file
+    cannot be read, or is damaged or cut: also if it is not compressed."""
     bar = tqdm(desc=f"{task} {path.name}", unit="B", unit_scale=True, disable=None)
     with bar, reading(path), path.open("rb") as raw:
         bar.total = path.stat().st_size
         try:
             with _uncompressed(path, raw) if bar.total else raw as file:
-                yield file, lambda: bar.update(raw.tell() - bar.n)
+                block = file.read(_BLOCK).removeprefix(BOM_UTF8)
+                while block:
+                    if block.endswith(b"\r"):
+                        block += file.read(1)
+                    yield block
+                    bar.update(raw.tell() - bar.n)
+                    block = file.read(_BLOCK)
         except Exception as error:
             if not _is_damage(error):
                 raise
             raise damaged(path, error) from None
-        bar.update(bar.total - bar.n)
 
 
 def damaged(path: Path, error: Exception) -> DataError:
     """The error for a file that a library cannot read."""
-    return DataError(
-        f"{path}: damaged ({(str(error).splitlines() or [repr(error)])[0]}); bring the file again"
-    )
+    why = (str(error).splitlines() or [repr(error)])[0]
+    return DataError(f"{path}: damaged ({why}); bring the file again")
 
 
 def _is_damage(error: Exception) -> bool:
@@ -57,10 +88,10 @@ def _is_damage(error: Exception) -> bool:
     return isinstance(error, known) or without_number or is_zstd
 
 
-def _uncompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
+def _uncompressed(path: Path, raw: IO[bytes]) -> Any:
     match path.suffix.lower():
         case ".gz":
-            return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+            return gzip.GzipFile(fileobj=raw)
         case ".bz2":
             return bz2.BZ2File(raw)
         case ".xz":
@@ -100,101 +131,46 @@ def _zstd_library(path: Path) -> Any:
     return zstd
 
 
-TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
-LINES_OF_JSON = (".jsonl", ".ndjson", ".json")
-TABLES = (".csv", ".tsv")
-_KINDS = (
-    ("text", TEXT),
-    ("jsonl", LINES_OF_JSON),
-    ("parquet", (".parquet",)),
-    ("table", TABLES),
-)
-_LONGEST_CELL = 2**31 - 1
-"""Characters of a cell, which Python limits to 131,072 by itself."""
-_BLOCK = 1 << 18
-LONGEST = 1 << 20
-"""Bytes of a line, or of a part of it where it is longer."""
-
-
-def kind_of(path: Path) -> str | None:
-    """text, jsonl, parquet or table (csv, tsv), by the suffix; None where it is not known."""
-    suffixes = path.suffixes
-    if suffixes and suffixes[-1].lower() in COMPRESSED:
-        suffixes.pop()
-    if not suffixes:
-        return None
-    for kind, known in _KINDS:
-        if suffixes[-1].lower() in known:
-            return kind
-    return None
-
-
-def has_rows(path: Path) -> bool:
-    """True for jsonl, parquet, csv and tsv."""
-    return kind_of(path) in ("jsonl", "parquet", "table")
-
-
-def lines_or_rows(path: Path, text_field: str, *, task: str) -> Iterator[bytes]:
-    """The rows of a file that has some, else its lines."""
-    if has_rows(path):
-        return rows_of(path, text_field, task=task)
-    return lines_of(path, task=task)
-
-
 def has_returns(path: Path) -> bool:
-    """True if a line of a file of text ends with \\r or \\r\\n. Raises `DataError` if it cannot be
-    read."""
-    with opened(path, "looking through") as (file, tick):
-        while content := file.read(_BLOCK):
-            tick()
-            if b"\r" in content:
-                return True
-    return False
+    """True if a line of a file of text ends with \\r or \\r\\n."""
+    return any(b"\r" in block for block in blocks(path, "looking through"))
 
 
-def with_one_line_end(line: bytes) -> bytes:
-    """A line, or a part of one, that ends with \\n where it ended with \\r or \\r\\n."""
-    text = line.removesuffix(b"\n").removesuffix(b"\r")
-    if len(text) == len(line):
-        return line
-    return text + b"\n"
+def lines_of(path: Path, task: str, *, one_line_end: bool = False) -> Iterator[bytes]:
+    """The lines of a file of text with their line ends (\\n, \\r or \\r\\n). A line of more than
+    `LONGEST` bytes comes in parts, see `parts_of`. Raises `DataError` if it cannot be read.
 
-
-def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
-    """The lines of a file of text, uncompressed, with their line ends (\\n, \\r or \\r\\n), without
-    a byte-order mark. A line of more than `LONGEST` bytes comes in parts, see `parts_of`. Raises
-    `DataError` if it cannot be read."""
+    Args:
+        one_line_end: all lines end with \\n.
+    """
     held = b""
-    with opened(path, task) as (file, tick):
-        content = file.read(_BLOCK).removeprefix(BOM_UTF8)
-        while content:
-            tick()
-            following = file.read(_BLOCK)
-            lines = (held + content).splitlines(keepends=True)
-            is_whole = lines[-1].endswith(b"\n") or not following  # after \r there may come \n
-            held = b""
-            if not is_whole:
-                held = lines.pop()
-            yield from lines
-            *parts, held = parts_of(held)
-            yield from parts
-            content = following
+    for block in blocks(path, task):
+        if one_line_end and b"\r" in block:
+            block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = (held + block).splitlines(keepends=True)
+        held = b""
+        if not lines[-1].endswith((b"\n", b"\r")):
+            held = lines.pop()
+        yield from lines
+        *parts, held = parts_of(held)
+        yield from parts
+    if held:
+        yield held
 
 
 def parts_of(content: bytes) -> list[bytes]:
-    """Content in parts of at most `LONGEST` bytes, see `cut`."""
+    """Content in parts of at most `LONGEST` bytes: each ends after the last line end there is, else
+    before the last space, else between two characters of UTF-8."""
     parts = []
     begin = 0
     while len(content) - begin > LONGEST:
-        end = begin + cut(content[begin : begin + LONGEST + 1])
+        end = begin + _place_to_cut(content[begin : begin + LONGEST + 1])
         parts.append(content[begin:end])
         begin = end
     return [*parts, content[begin:]]
 
 
-def cut(content: bytes) -> int:
-    """Where to cut content that is longer than `LONGEST`: after the last line end among its first
-    `LONGEST` bytes, else before the last space, else between two characters of UTF-8."""
+def _place_to_cut(content: bytes) -> int:
     if at := content.rfind(b"\n", 0, LONGEST) + 1:
         return at
     if (at := content.rfind(b" ", 0, LONGEST)) > 0:
@@ -205,18 +181,12 @@ def cut(content: bytes) -> int:
     return at
 
 
-def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
+def rows_of(path: Path, field: str, task: str) -> Iterator[bytes]:
     """The texts of a file of rows, each with a line end; rows without text are left out, and a note
-    counts them. A file of no content has none. Raises `DataError` if it cannot be read, or has no such
-    field of text."""
-    if kind_of(path) == "parquet":
-        rows = parquet_rows(path, field, task)
-    elif kind_of(path) == "table":
-        rows = _table_rows(path, field, task)
-    else:
-        rows = _json_lines(path, field, task)
+    counts them. Raises `DataError` if it cannot be read, or has no such field of text."""
+    read = {"parquet": parquet_rows, "table": _table_rows, "jsonl": _json_rows}
     n_row = n_without = 0
-    for n, text in rows:
+    for n, text in read[kind_of(path) or ""](path, field, task):
         if not isinstance(text, str | None):
             what = f"the field {field!r} holds no text; name another with --text_field"
             raise DataError(f"{path}, row {n}: {what}")
@@ -225,50 +195,68 @@ def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
             n_without += 1
             continue
         try:
-            if not text.endswith("\n"):
-                text += "\n"
-            yield text.encode()
+            content = text.encode()
         except UnicodeEncodeError:
-            raise half_a_pair(f"{path}, row {n}") from None
+            what = r"holds half of a surrogate pair (such as \ud83d), which is no character"
+            advice = "write the character whole, or leave the row out"
+            raise DataError(f"{path}, row {n}: {what} and cannot be UTF-8; {advice}") from None
+        yield content if content.endswith(b"\n") else content + b"\n"
     if n_without:
         notice = "%s: %s of %s rows hold no text in %r (null, or empty) and are left out"
         _LOG.warning(notice, path, f"{n_without:,}", f"{n_row:,}", field)
+
+
+def lines_or_rows(path: Path, field: str, task: str) -> Iterator[bytes]:
+    """The rows of a file that has some, else its lines."""
+    if has_rows(path):
+        return rows_of(path, field, task)
+    return lines_of(path, task)
+
+
+def _whole_lines(path: Path, task: str) -> Iterator[bytes]:
+    """The lines of a file, however long they are."""
+    held: list[bytes] = []
+    for block in blocks(path, task):
+        for line in block.splitlines(keepends=True):
+            held.append(line)
+            if line.endswith((b"\n", b"\r")):
+                yield b"".join(held)
+                held.clear()
+    if held:
+        yield b"".join(held)
 
 
 def _table_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
     """The cells of a column of a table, whose first row names the columns, with their numbers from
     1 on. Cells in quotes may hold line ends."""
     csv.field_size_limit(_LONGEST_CELL)
-    with opened(path, task) as (file, tick):
-        lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        rows = csv.DictReader(lines, delimiter=_delimiter(path), strict=True)
-        try:
-            if rows.fieldnames is None:  # nothing is there
-                return
-            names = list(filter(None, rows.fieldnames))
-            _require_column(path, field, names)
-            for n, row in enumerate(rows, 1):
-                if n % 4096 == 0:
-                    tick()
-                if None in row:  # cells behind the last name
-                    raise DataError(
-                        f"{path}, row {n}: has more cells than the {len(names)} that the first row"
-                        " names; put cells in quotes that hold what separates them"
-                    )
-                if row[field] is None:
-                    raise DataError(
-                        f"{path}, row {n}: ends before the column {field!r}; put cells in quotes"
-                        " that hold a line end"
-                    )
-                yield n, row[field]
-        except UnicodeDecodeError as error:
-            raise no_text(str(path), error.object, error) from None
-        except csv.Error as error:
-            what = f"no table ({error})"
-            advice = "mend the quotes, or give plain text a name that ends in .txt"
-            raise DataError(f"{path}, row {rows.line_num}: {what}; {advice}") from None
-        finally:
-            lines.detach()
+    lines = _whole_lines(path, task)
+    first = next(lines, b"")
+    lines = itertools.chain([first], lines)
+    rows = csv.DictReader(map(bytes.decode, lines), delimiter=_delimiter(path, first), strict=True)
+    try:
+        names = list(filter(None, rows.fieldnames or []))
+        if not first:
+            return
+        _require_column(path, field, names)
+        for n, row in enumerate(rows, 1):
+            if None in row:  # cells behind the last name
+                raise DataError(
+                    f"{path}, row {n}: has more cells than the {len(names)} that the first row"
+                    " names; put cells in quotes that hold what separates them"
+                )
+            if row[field] is None:
+                raise DataError(
+                    f"{path}, row {n}: ends before the column {field!r}; put cells in quotes"
+                    " that hold a line end"
+                )
+            yield n, row[field]
+    except UnicodeDecodeError as error:
+        raise no_text(str(path), error.object, error) from None
+    except csv.Error as error:
+        advice = "mend the quotes, or give plain text a name that ends in .txt"
+        where = f"{path}, row {rows.line_num}"
+        raise DataError(f"{where}: no table ({error}); {advice}") from None
 
 
 def _require_column(path: Path, field: str, names: list[str]) -> None:
@@ -283,39 +271,31 @@ def _require_column(path: Path, field: str, names: list[str]) -> None:
         raise DataError(f"{path}: {what}; name them apart, or another with --text_field")
 
 
-def _delimiter(path: Path) -> str:
+def _delimiter(path: Path, names: bytes) -> str:
     """What stands between cells: the most frequent of the usual signs in the row of names."""
     if ".tsv" in map(str.lower, path.suffixes):
         return "\t"
-    with opened(path, "looking at") as (file, _):
-        names = file.readline(_BLOCK).decode(errors="replace")
-    return max(",;\t|", key=names.count)
+    return max(",;\t|", key=names.decode(errors="replace").count)
 
 
-def _json_lines(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
-    with opened(path, task) as (file, tick):
-        for n, line in enumerate(file, 1):
-            if n % 4096 == 0:
-                tick()
-            if not line.strip():
-                continue
-            if n == 1:
-                line = line.removeprefix(BOM_UTF8)
-            try:
-                record = json.loads(line.decode())
-            except UnicodeDecodeError as error:
-                raise no_text(f"{path}, line {n}", line, error) from None
-            except (ValueError, RecursionError) as error:
-                if n == 1 and line.lstrip()[:1] == b"[":
-                    yield from _array_rows(path, field, line + file.read())
-                    return
-                raise DataError(
-                    f"{path}, line {n}: no JSON ({error}); each line must be a JSON object"
-                ) from None
-            if n == 1 and isinstance(record, list):
-                yield from _array_rows(path, field, line + file.read())
-                return
-            yield n, _field_of(record, field, f"{path}, line {n}")
+def _json_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
+    lines = _whole_lines(path, task)
+    for n, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        begins_array = n == 1 and line.lstrip()[:1] == b"["
+        if begins_array:
+            yield from _array_rows(path, field, b"".join([line, *lines]))
+            return
+        try:
+            record = json.loads(line.decode())
+        except UnicodeDecodeError as error:
+            raise no_text(f"{path}, line {n}", line, error) from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{path}, line {n}: no JSON ({error}); each line must be a JSON object"
+            ) from None
+        yield n, _field_of(record, field, f"{path}, line {n}")
 
 
 def _field_of(record: Any, field: str, where: str) -> Any:
@@ -359,8 +339,7 @@ def parquet_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]
     n = 0
     try:
         with reading(path), ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            _require_column(path, field, names)
+            _require_column(path, field, file.schema_arrow.names)
             with tqdm(
                 total=file.metadata.num_rows, desc=f"{task} {path.name}", unit="row", disable=None
             ) as bar:

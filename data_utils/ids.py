@@ -1,20 +1,19 @@
 """Ids that somebody else made: files of integers, and the documents among them."""
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from .datasets import DataSet
-from .raw_text import DataError, reading
-from .store import Store
+from .cache import Store
+from .config import DataSet
+from .errors import DataError, reading
 from .texts import SPLITS, Texts
-from .tokenizer import Batch, Block, Encoded, RunningTokenizer, Tokenizer
+from .tokens import RunningTokenizer, Tokenizer, Tokens
 
 LARGEST = 2**24
 """Tokens of a vocabulary."""
@@ -40,7 +39,7 @@ class Integers(RunningTokenizer):
     def eos_id(self) -> int:
         return 0
 
-    def encode(self, text: str) -> Encoded:
+    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
         numbers: list[int] = []
         ends: list[int] = []
         for word in re.finditer(r"\S+", text):
@@ -49,10 +48,7 @@ class Integers(RunningTokenizer):
                 raise DataError(f"{word[0]!r}: {what}")
             numbers.append(int(word[0]))
             ends.append(word.end())
-        return Encoded(np.array(numbers, dtype=np.int64), np.array(ends, dtype=np.int64))
-
-    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
-        raise NotImplementedError("ids are read as they are")
+        return Tokens(np.array(numbers, dtype=np.int64), np.array(ends, dtype=np.int64))
 
     def text_of(self, ids: Iterable[int]) -> str:
         return "".join(f" {i}" for i in ids)
@@ -206,9 +202,7 @@ class Streams(Texts):
                 f"{n_token}"
             )
             raise DataError(f"{path}: {held}; give a larger --vocab_size, or other ids")
-        nothing = np.zeros(0, dtype=np.uint64)
-        counts = {"n_unknown": 0, "n_eos": 0, "n_document": 0}
-        return Store(ids, None, [0], nothing, nothing, counts)
+        return Store(ids)
 
     def fingerprint(self, split: str) -> str:
         """Hex digest of the ids of a split, and of where documents begin, if anything says so."""
@@ -265,10 +259,8 @@ class Streams(Texts):
 
     def _extremes(self, split: str) -> Extremes:
         (path,) = self.files(split)
-        measured = self.checks.result(
-            path, "extremes of ids", lambda: json.dumps(extremes_of(self._open(split)))
-        )
-        return Extremes(*json.loads(measured))
+        what = "extremes of ids"
+        return Extremes(*self.checks.result(path, what, lambda: extremes_of(self._open(split))))
 
 
 def _documents_of(path: Path) -> Path:

@@ -1,11 +1,12 @@
 """Subwords: a tokenizer.json of Hugging Face tokenizers, trained here or brought along."""
 
-import functools
 import hashlib
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -13,13 +14,12 @@ import numpy as np
 
 from txl.files import typed_content
 
-from .any_files import AnyText
-from .datasets import DataConfig, DataSet
+from .config import DataConfig, DataSet
+from .documents import Document
+from .errors import DataError, reading, text_of
 from .formats import parts_of
-from .processes import Apart
-from .raw_text import DataError, reading, text_of
-from .texts import Texts
-from .tokenizer import EOS, MEASURES, Batch, Block, Encoded, RunningTokenizer, escaped, sizes_of
+from .texts import AnyText, Texts
+from .tokens import EOS, RunningTokenizer, Tokens, escaped, is_measured
 
 _MOST_TOKENS = 2**24
 _TOKENS_PER_BYTE = 32
@@ -27,9 +27,11 @@ _BYTES_PER_TOKEN = 2**16
 _LONGEST_RUN = 1000
 """Characters."""
 _LONG_RUN = re.compile(rf"(\S{{{_LONGEST_RUN}}})")
-_SECONDS = 20
-"""Of processor time for a call and for each megabyte of text; a slow tokenizer takes one for a
-megabyte."""
+DEFAULT_SIZE = 8192
+_SMALLEST = 257  # every byte, and the end of a document
+_ENDS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "[EOS]", "[SEP]")
+LARGEST = 2**26
+"""Bytes of a tokenizer.json; that of 262,144 tokens has half as many."""
 
 
 def library() -> Any:
@@ -43,160 +45,37 @@ def library() -> Any:
     return tokenizers
 
 
-class Encoder:
-    """A tokenizer.json in this process. Raises `ValueError` if it is none, or its ids are too
-    large.
-
-    Args:
-        recognises_special: the name of a special token in a text is that token; else it is text.
-    """
-
-    def __init__(self, content: str, *, recognises_special: bool = False) -> None:
-        try:
-            self._tokenizer = library().Tokenizer.from_str(content)
-        except DataError:
-            raise
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"no tokenizer.json that tokenizers can read ({error})") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = not recognises_special
-
-    def begins(self) -> list[int]:
-        """The tokens that the post-processor puts before a text."""
-        encoding = self._tokenizer.encode("a", add_special_tokens=True)
-        ids: list[int] = []
-        for i, is_added in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
-            if not is_added:
-                break
-            ids.append(i)
-        return ids
-
-    def names(self) -> list[str]:
-        """The tokens, by id."""
-        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
-        n_token = 1 + max(ids, default=-1)
-        if n_token > min(_MOST_TOKENS, 2 * len(ids) + 2**16):
-            raise ValueError(f"its {len(ids)} tokens have ids up to {n_token - 1}")
-        names = list(map(self._tokenizer.id_to_token, range(n_token)))
-        for i, name in enumerate(names):
-            if name is None:
-                names[i] = f"<no token {i}>"
-        return names
-
-    def special(self) -> list[str]:
-        """How the special tokens are written."""
-        return [
-            token.content
-            for token in self._tokenizer.get_added_tokens_decoder().values()
-            if token.special
-        ]
-
-    def encode(self, pieces: Sequence[str], with_ends: bool) -> list[Encoded]:
-        """The tokens of each piece. Raises `ValueError` if they are many times as long as the
-        text.
-
-        Args:
-            with_ends: else the tokens have no ends, which takes less time.
-        """
-        encode = self._tokenizer.encode_batch_fast
-        if with_ends:
-            encode = self._tokenizer.encode_batch
-        encodings = encode(list(pieces), add_special_tokens=False)
-        n_byte = len("".join(pieces).encode())
-        n_token = sum(len(encoding.ids) for encoding in encodings)
-        if n_token > _TOKENS_PER_BYTE * (n_byte + 32):
-            raise ValueError(f"makes {n_token} tokens of {n_byte} bytes")
-        encoded: list[Encoded] = []
-        for encoding in encodings:
-            ends: list[int] = []
-            if with_ends:
-                ends = [end for _, end in encoding.offsets]
-            ids = np.array(encoding.ids, dtype=np.uint32)
-            encoded.append(Encoded(ids, np.array(ends, dtype=np.int64)))
-        return encoded
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids. Raises `ValueError` if it is many times as long."""
-        text = self._tokenizer.decode(list(ids), skip_special_tokens=False)
-        if len(text) > _BYTES_PER_TOKEN * (len(ids) + 1):
-            raise ValueError(f"makes {len(text)} characters of {len(ids)} tokens")
-        return text
-
-
-class EncoderApart(Encoder):
-    """The same in a process of its own."""
-
-    def __init__(self, content: str, *, recognises_special: bool = False) -> None:
-        library()
-        make = functools.partial(Encoder, content, recognises_special=recognises_special)
-        self._apart = Apart(make, "tokenizer.json")
-
-    def begins(self) -> list[int]:
-        return self._called("begins", seconds=_SECONDS)
-
-    def names(self) -> list[str]:
-        return self._apart.call("names", seconds=_SECONDS)
-
-    def special(self) -> list[str]:
-        return self._apart.call("special", seconds=_SECONDS)
-
-    def encode(self, pieces: Sequence[str], with_ends: bool) -> list[Encoded]:
-        seconds = _SECONDS * (1 + sum(map(len, pieces)) // 10**6)
-        return self._called("encode", list(pieces), with_ends, seconds=seconds)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._called("decode", list(ids), seconds=_SECONDS)
-
-    def _called(self, method: str, *args: Any, seconds: int) -> Any:
-        try:
-            return self._apart.call(method, *args, seconds=seconds)
-        except DataError:
-            raise
-        except ValueError as error:
-            raise DataError(f"tokenizer.json: {error}; give another, or another text") from None
-
-
-def encoder_of(content: str, *, recognises_special: bool = False) -> Encoder:
-    """What encodes by a tokenizer.json. Raises `ValueError` if it is none."""
-    if _is_plain(content):
-        return Encoder(content, recognises_special=recognises_special)
-    return EncoderApart(content, recognises_special=recognises_special)
-
-
-def _is_plain(content: str) -> bool:
-    """True for a byte-level BPE without rules of its own, as it is trained here."""
+@contextmanager
+def _calling(error_of: Callable[[str], Exception]) -> Iterator[None]:
+    """Errors of the library, which have no class in common, as that which `error_of` makes of the
+    reason. What it prints of them is dropped."""
+    ours = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
     try:
-        parts = json.loads(content)
-        model = parts["model"]
-        types = [parts[name]["type"] for name in ("pre_tokenizer", "decoder", "model")]
-        rules = parts.get("normalizer"), parts.get("post_processor"), model.get("unk_token")
-        affixes = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
-        ids = list(model["vocab"].values())
-        ids += [token["id"] for token in parts.get("added_tokens", ())]
-        return (
-            types == ["ByteLevel", "ByteLevel", "BPE"]
-            and not any(rules)
-            and not any(affixes)
-            and all(isinstance(i, int) and i < 2 * len(ids) for i in ids)
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return False
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic is no Exception
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise error_of(why[:300]) from None
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
+        os.close(nowhere)
 
 
-DEFAULT_SIZE = 8192
-_SMALLEST = 257  # every byte, and the end of a document
-_ENDS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "[EOS]", "[SEP]")
+def _unread(why: str) -> ValueError:
+    return ValueError(f"no tokenizer.json that tokenizers can read ({why})")
 
 
-LARGEST = 2**26
-"""Bytes of a tokenizer.json; that of 262,144 tokens has half as many."""
+def _refused(why: str) -> DataError:
+    return DataError(f"tokenizer.json: {why}; give another, or another text")
 
 
 def tokenizer_content(path: Path) -> bytes:
     """The content of a tokenizer.json. Raises `DataError` if it is too large for one, `OSError` if
-    it cannot be read.
-    """
+    it cannot be read."""
     content = typed_content(path, LARGEST + 1)
     if len(content) > LARGEST:
         raise DataError(
@@ -218,16 +97,32 @@ class Subwords(RunningTokenizer):
         if len(content) > LARGEST:
             raise ValueError(f"a tokenizer.json that is larger than {LARGEST >> 20} MiB")
         self.content = content
-        self.encoder = encoder_of(content, recognises_special=self.recognises_special)
-        super().__init__(self.encoder.names())
-        longest_first = sorted(filter(None, self.encoder.special()), key=len, reverse=True)
+        tokenizer = library().Tokenizer
+        with _calling(_unread):
+            self._library = tokenizer.from_str(content)
+        self._library.no_truncation()
+        self._library.no_padding()
+        self._library.encode_special_tokens = not self.recognises_special
+        super().__init__(self._names())
+        added = self._library.get_added_tokens_decoder().values()
+        special = [token.content for token in added if token.special and token.content]
         self._special = None
-        if longest_first:
+        if special:
+            longest_first = sorted(special, key=len, reverse=True)
             self._special = re.compile("|".join(map(re.escape, longest_first)))
         self.end_id = next((self.index[name] for name in _ENDS if name in self.index), None)
 
+    def _names(self) -> list[str]:
+        """The tokens, by id."""
+        ids = self._library.get_vocab(with_added_tokens=True).values()
+        n_token = 1 + max(ids, default=-1)
+        if n_token > min(_MOST_TOKENS, 2 * len(ids) + 2**16):
+            raise ValueError(f"its {len(ids)} tokens have ids up to {n_token - 1}")
+        names = map(self._library.id_to_token, range(n_token))
+        return [f"<no token {i}>" if name is None else name for i, name in enumerate(names)]
+
     @classmethod
-    def trained(cls, pieces: Iterable[bytes], size: int) -> "Subwords":
+    def trained(cls, texts: Iterable[bytes], size: int) -> "Subwords":
         """A byte-level BPE of `size` tokens, every byte and `<eos>` among them; fewer if the text
         is too small."""
         if size < _SMALLEST:
@@ -242,7 +137,7 @@ class Subwords(RunningTokenizer):
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
         )
-        tokenizer.train_from_iterator(_without_long_runs(map(text_of, pieces)), trainer)
+        tokenizer.train_from_iterator(_without_long_runs(map(text_of, texts)), trainer)
         return cls(tokenizer.to_str())
 
     @classmethod
@@ -260,9 +155,8 @@ class Subwords(RunningTokenizer):
             except DataError:
                 raise
             except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise DataError(
-                    f"--tokenizer {path}: {str(error).splitlines()[0]}; give a whole file"
-                ) from None
+                why = str(error).splitlines()[0]
+                raise DataError(f"--tokenizer {path}: {why}; give a whole file") from None
 
     @classmethod
     def from_files(cls, read: Callable[[str], str]) -> Self:
@@ -273,8 +167,7 @@ class Subwords(RunningTokenizer):
         """The end of a document, or a line break, or the first token."""
         if self.end_id is not None:
             return self.end_id
-        (line_end,) = self.encoder.encode(["\n"], with_ends=False)
-        return next(iter(line_end.ids.tolist()), 0)
+        return next(iter(self.encode("\n").ids.tolist()), 0)
 
     def files(self) -> dict[str, str]:
         return {"vocab.txt": escaped(self.words), "tokenizer.json": self.content}
@@ -283,60 +176,64 @@ class Subwords(RunningTokenizer):
         canonical = json.dumps(json.loads(self.content), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def encode(self, text: str) -> Encoded:
-        pieces = [part.decode() for part in parts_of(text.encode("utf-8", "replace"))]
-        begins = np.cumsum([0, *map(len, pieces)])
-        encoded = self.encoder.encode(pieces, with_ends=True)
-        ids, ends_of_pieces = zip(*encoded, strict=True)
-        ends = map(np.add, begins, ends_of_pieces)
-        return Encoded(np.concatenate(ids), np.concatenate(list(ends)))
+    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
+        texts = [part.decode() for part in parts_of(text.encode("utf-8", "replace"))]
+        begins = np.cumsum([0, *map(len, texts)])
+        found = self._tokens(texts, with_ends=with_ends)
+        ends = [begin + one.ends for begin, one in zip(begins, found, strict=False)]
+        return Tokens(np.concatenate([one.ids for one in found]), np.concatenate(ends))
+
+    def encode_batch(self, documents: Sequence[Document]) -> list[Tokens]:
+        with_ends = is_measured(documents)
+        texts = [text_of(document.text) for document in documents]
+        found = self._tokens(texts, with_ends=with_ends)
+        for i, document in enumerate(documents):
+            if document.ends and self.end_id is not None:
+                ends = found[i].ends
+                if with_ends:  # that token stands for nothing of the text
+                    ends = np.append(ends, len(texts[i]))
+                    ends[-2:] = len(texts[i])
+                found[i] = Tokens(np.append(found[i].ids, np.uint32(self.end_id)), ends)
+        return found
+
+    def _tokens(self, texts: Sequence[str], *, with_ends: bool) -> list[Tokens]:
+        """The tokens of each text. Raises `DataError` if there are many times as many as bytes."""
+        encode = self._library.encode_batch_fast
+        if with_ends:
+            encode = self._library.encode_batch
+        with _calling(_refused):
+            encodings = encode(list(texts), add_special_tokens=False)
+            n_byte = len("".join(texts).encode())
+            n_token = sum(len(encoding.ids) for encoding in encodings)
+            if n_token > _TOKENS_PER_BYTE * (n_byte + 32):
+                raise ValueError(f"makes {n_token} tokens of {n_byte} bytes")
+        found = []
+        for encoding in encodings:
+            one = Tokens(np.array(encoding.ids, dtype=np.uint32))
+            if with_ends:
+                ends = np.array([end for _, end in encoding.offsets], dtype=np.int64)
+                one = one._replace(ends=ends)
+            found.append(one)
+        return found
 
     def special_in(self, text: str) -> dict[str, int]:
         if self._special is None:
             return {}
         return dict(Counter(self._special.findall(text)))
 
+    def named_in(self, text: bytes) -> Mapping[str, int]:
+        return self.special_in(text.decode())
+
     def text_of(self, ids: Sequence[int]) -> str:
-        return self.encoder.decode([i for i in ids if i != self.end_id])
+        return self._spelled([i for i in ids if i != self.end_id])
 
-    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
-        for batch in batches:
-            yield self._block(batch)
-
-    def _block(self, batch: Batch) -> Block:
-        text = text_of(batch.content)  # its errors name a place in the whole
-        pieces: list[str] = []
-        ends_document: list[bool] = []
-        begin = 0
-        for end in batch.ends:
-            parts = parts_of(batch.content[begin:end])
-            pieces += map(bytes.decode, parts)
-            ends_document += [False] * (len(parts) - 1) + [True]
-            begin = end
-        if begin < len(batch.content):  # a document that goes on in the next batch
-            parts = parts_of(batch.content[begin:])
-            pieces += map(bytes.decode, parts)
-            ends_document += [False] * len(parts)
-        ids = [np.zeros(0, dtype=np.uint32)]
-        ends: list[int] = []
-        sizes: list[np.ndarray] = []
-        n_token = 0
-        encoded = self.encoder.encode(pieces, with_ends=batch.measured)
-        for piece, tokens, is_last in zip(pieces, encoded, ends_document, strict=True):
-            ids.append(tokens.ids)
-            if batch.measured:
-                sizes.append(sizes_of(piece, tokens.ends))
-            if is_last and self.end_id is not None:
-                ids.append(np.array([self.end_id], dtype=np.uint32))
-                sizes.append(np.zeros((1, len(MEASURES)), dtype=np.uint32))
-                n_token += 1
-            n_token += len(tokens.ids)
-            if is_last:
-                ends.append(n_token)
-        block = Block(np.concatenate(ids), np.array(ends, dtype=np.int64))
-        if batch.measured and sizes:
-            block = block._replace(sizes=np.concatenate(sizes))
-        return block._replace(special=self.special_in(text))
+    def _spelled(self, ids: Sequence[int]) -> str:
+        """The text of ids. Raises `DataError` if it is many times as long."""
+        with _calling(_refused):
+            text = self._library.decode(list(ids), skip_special_tokens=False)
+            if len(text) > _BYTES_PER_TOKEN * (len(ids) + 1):
+                raise ValueError(f"makes {len(text)} characters of {len(ids)} tokens")
+        return text
 
 
 def _with_plain_tokens(content: str) -> str:
@@ -368,8 +265,8 @@ def _given(texts: Texts) -> Subwords | None:
     return Subwords.read(Path(path), special_tokens=special_tokens)
 
 
-def _trained(pieces: Iterator[bytes], config: DataConfig) -> Subwords:
-    return Subwords.trained(pieces, config.vocab_size or DEFAULT_SIZE)
+def _trained(texts: Iterator[bytes], config: DataConfig) -> Subwords:
+    return Subwords.trained(texts, config.vocab_size or DEFAULT_SIZE)
 
 
 BPE = DataSet(AnyText, Subwords, ("train",), known=_given, trained=_trained)

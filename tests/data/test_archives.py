@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from txl.data_utils.config import DataConfig
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.datasets import DataConfig
 from txl.data_utils.download import DataSet, download
-from txl.data_utils.raw_text import DataError
-from txl.data_utils.transfer import Remote
+from txl.data_utils.errors import DataError
+from txl.data_utils.remote import Remote
 
 TEXT = ("train.txt", "valid.txt", "test.txt")
 OUTSIDE = {

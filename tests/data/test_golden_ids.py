@@ -211,6 +211,7 @@ def found(name: str, tmp_path: Path) -> list[str]:
         write_folder(tmp_path / "model", flags["tokenizer"])
         flags["tokenizer"] = str(tmp_path / "model" / "tokenizer.json")
     corpus = Corpus(DataConfig(data=str(write_text(name, folder)), **flags))
+    dataset = corpus.config.dataset
     lines = [f"vocabulary {len(corpus.vocab)} {corpus.vocab.fingerprint()[:12]}"]
     for split in SPLITS:
         if not corpus.texts.is_there(split):
@@ -224,10 +225,13 @@ def found(name: str, tmp_path: Path) -> list[str]:
         sums = [int(size_N.sum()) for size_N in sizes.values()]
         content = short(*corpus.documents(split)) if name != "ids" else "none"
         ids = corpus.split(split)
+        files = ""
+        if dataset in ("lm1b", "pretrained"):  # of others only their batches were known
+            files = f" files {numbers(corpus.file_starts(split))}"
         lines.append(
             f"{split} {len(ids)} {ids.dtype} {numbers(ids)} begins {begins} sums {sums} "
-            f"{short(*map(numbers, sizes.values()))} text {corpus.fingerprint(split)[:12]} {content} "
-            f"files {numbers(corpus.file_starts(split))}"
+            f"{short(*map(numbers, sizes.values()))} text {corpus.fingerprint(split)[:12]} {content}"
+            f"{files}"
         )
     note = corpus.note.replace(str(folder), "").replace("\n", " ")
     return [f"{name}: {line}" for line in [*lines, f"note {note}"]]

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.documents import Piece
-from txl.data_utils.held_out import Extent, HeldOut, extent_of, place_to_cut
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.documents import Document, Extent, HeldOut, place_to_cut
+from txl.data_utils.errors import DataError
 from txl.language.texts import data_settings
 
 SPLITS = ("train", "valid", "test")
@@ -163,14 +162,6 @@ def test_a_record_without_the_flag_means_the_hash(tmp_path: Path) -> None:
     assert DataConfig(data=str(tmp_path)).held_out_by == "end"
 
 
-def test_stores_made_by_the_hash_keep_their_names(tmp_path: Path) -> None:
-    """What they are made from is what it was before there was another way."""
-    (tmp_path / "my.txt").write_text("".join(PARAGRAPHS))
-    texts = opened(tmp_path, held_out_by="document").texts
-    assert texts.settings("valid") == ["blank", "text", 0, [[".txt"]], 0.02, ["valid", "test"]]
-    assert opened(tmp_path).texts.settings("valid") != texts.settings("valid")
-
-
 def test_a_long_line_without_spaces_is_cut_between_characters() -> None:
     content = "\u6771\u4eac".encode() * 500
     for wanted in range(1000, 1012):
@@ -194,9 +185,11 @@ def files(draw: st.DrawFn) -> list[list[list[bytes]]]:
     return draw(st.lists(st.lists(document, max_size=12), min_size=1, max_size=25))
 
 
-def pieces_of(documents: list[list[bytes]]) -> list[Piece]:
+def documents_of(documents: list[list[bytes]]) -> list[Document]:
     return [
-        Piece(content, ends=i == len(one)) for one in documents for i, content in enumerate(one, 1)
+        Document(content, ends=i == len(one))
+        for one in documents
+        for i, content in enumerate(one, 1)
     ]
 
 
@@ -205,20 +198,20 @@ def pieces_of(documents: list[list[bytes]]) -> list[Piece]:
 def test_dealing_loses_nothing_and_keeps_the_order(
     texts: list[list[list[bytes]]], share: float, has_rows: bool
 ) -> None:
-    extents = [extent_of(pieces_of(documents)) for documents in texts]
+    extents = [Extent.of(documents_of(documents)) for documents in texts]
     held_out = HeldOut(["valid", "test"], share, extents, has_rows=has_rows)
-    dealing = held_out.text()
+    dealing = held_out
     for number, documents in enumerate(texts):
-        dealt = list(dealing.file(number, pieces_of(documents)))
-        found = b"".join(piece.content for _, piece in dealt)
+        dealt = list(dealing.deal(number, documents_of(documents)))
+        found = b"".join(one.text for one in dealt)
         expected = b"".join(content for one in documents for content in one)
         assert found.replace(b"\n", b"") == expected.replace(b"\n", b"")
-        assert [SPLITS.index(split) for split, _ in dealt] == sorted(
-            SPLITS.index(split) for split, _ in dealt
+        assert [SPLITS.index(one.split) for one in dealt] == sorted(
+            SPLITS.index(one.split) for one in dealt
         )
-        for (split, piece), (following, _) in pairwise(dealt):
-            assert piece.ends or split == following
-        assert not dealt or dealt[-1][1].ends
+        for one, following in pairwise(dealt):
+            assert one.ends or one.split == following.split
+        assert not dealt or dealt[-1].ends
 
 
 @pytest.mark.parametrize("n_file", [1, 3, 19, 200])
@@ -229,12 +222,12 @@ def test_shares_are_right_by_bytes_whatever_the_sizes(n_file: int, size: int) ->
         [[b"w" * int(n) + b"\n"] for n in rng.integers(1, size, rng.integers(200, 400))]
         for _ in range(n_file)
     ]
-    extents = [extent_of(pieces_of(documents)) for documents in texts]
-    dealing = HeldOut(["valid", "test"], 0.05, extents, has_rows=True).text()
+    extents = [Extent.of(documents_of(documents)) for documents in texts]
+    dealing = HeldOut(["valid", "test"], 0.05, extents, has_rows=True)
     sizes = dict.fromkeys(SPLITS, 0)
     for number, documents in enumerate(texts):
-        for split, piece in dealing.file(number, pieces_of(documents)):
-            sizes[split] += len(piece.content)
+        for one in dealing.deal(number, documents_of(documents)):
+            sizes[one.split] += len(one.text)
     n_byte = sum(sizes.values())
     for split in ("valid", "test"):
         assert sizes[split] / n_byte == pytest.approx(0.05, abs=0.005)
@@ -242,14 +235,8 @@ def test_shares_are_right_by_bytes_whatever_the_sizes(n_file: int, size: int) ->
 
 def test_files_that_are_too_short_for_their_shares_make_up_for_each_other() -> None:
     documents = [[b"w" * 80 + b"\n"] for _ in range(12)]
-    extents = [extent_of(pieces_of(documents)) for _ in range(600)]
-    dealing = HeldOut(["valid", "test"], 0.02, extents, has_rows=True).text()
-    dealt = [split for i in range(600) for split, _ in dealing.file(i, pieces_of(documents))]
+    extents = [Extent.of(documents_of(documents)) for _ in range(600)]
+    dealing = HeldOut(["valid", "test"], 0.02, extents, has_rows=True)
+    dealt = [one.split for i in range(600) for one in dealing.deal(i, documents_of(documents))]
     for split in ("valid", "test"):
         assert dealt.count(split) / len(dealt) == pytest.approx(0.02, abs=0.002)
-
-
-def test_an_extent_comes_back_from_its_text() -> None:
-    extent = extent_of(pieces_of([[b"one\n"], [b"two ", b"parts\n"], [b"three\n"], [b"four\n"]]))
-    assert extent == Extent(25, (4, 14, 20))
-    assert Extent.from_text(extent.to_text()) == extent

@@ -7,7 +7,7 @@ import pytest
 
 from txl.config import UsageError
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.errors import DataError
 from txl.language.texts import data_settings
 
 FEW = np.random.default_rng(0).integers(0, 65, 900)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import long_test
+from txl.data_utils.config import DataConfig
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.datasets import DataConfig
+from txl.data_utils.errors import DataError
 from txl.data_utils.pydoc import write_pydoc_corpus
-from txl.data_utils.raw_text import DataError
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,21 @@ from hypothesis import strategies as st
 from txl.cli.flags import refuse_idle_flags
 from txl.config import UsageError
 from txl.data_utils import formats
-from txl.data_utils.bytes import ALL_BYTES, Symbols
-from txl.data_utils.characters import Characters
+from txl.data_utils.config import tokenizer_of
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.datasets import tokenizer_of
+from txl.data_utils.documents import Document
+from txl.data_utils.errors import DataError
 from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.ids import Integers
-from txl.data_utils.raw_text import DataError
 from txl.data_utils.subwords import Subwords, _without_long_runs
-from txl.data_utils.tokenizer import MEASURES, Batch, RunningTokenizer, sizes_of
+from txl.data_utils.tokens import (
+    ALL_BYTES,
+    MEASURES,
+    Characters,
+    RunningTokenizer,
+    Symbols,
+    sizes_of,
+)
 from txl.files import sha256
 
 TEXT = (
@@ -169,7 +175,7 @@ def test_a_byte_that_the_vocabulary_lacks_is_named() -> None:
     with pytest.raises(
         DataError, match=r"^byte 122 of the text is not in the vocabulary; take it out$"
     ):
-        list(Symbols(["97", "98"]).encode_batches([Batch(b"ab", [2]), Batch(b"abz", [3])]))
+        Symbols(["97", "98"]).encode_batch([Document(b"ab"), Document(b"abz")])
 
 
 def test_bytes_need_not_be_text(tmp_path: Path) -> None:
@@ -271,17 +277,13 @@ def test_special_tokens_that_a_text_names_are_noticed_and_read_as_text(
         open_text(tmp_path, "bpe", special_tokens=True)
 
 
-def test_long_documents_are_encoded_in_pieces(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_texts_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vocab = open_text(folder, "bpe").vocab
-    assert isinstance(vocab, RunningTokenizer)
-    documents = [TEXT.encode(), b"short\n", ("word " * 99).encode(), b"unbroken" * 20]
     monkeypatch.setattr(formats, "LONGEST", 50)
-    for document in documents:
-        (ids,) = (block.ids for block in vocab.encode_batches([Batch(document, [len(document)])]))
-        assert vocab.text_of(ids.tolist()) == document.decode()
-        assert (ids == vocab.end_id).nonzero()[0].tolist() == [len(ids) - 1]
+    for text in (TEXT, "short\n", "word " * 99, "unbroken" * 20):
+        ids, ends, _ = vocab.encode(text)
+        assert vocab.text_of(ids.tolist()) == text  # type: ignore[attr-defined]
+        assert ends[-1] == len(text)
 
 
 def test_a_tokenizer_that_cannot_be_had_is_named(

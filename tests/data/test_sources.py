@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import sources_of
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.errors import DataError
+from txl.data_utils.sources import sources_of
 
 BY_FOLDER = ["s1/train/x.jsonl", "s1/valid/x.jsonl", "s1/test/x.jsonl"]
 MORE, OTHERS = (

@@ -1,10 +1,6 @@
-"""The store of a split: its ids and where its documents begin, in a folder named by the digest of
-all that it is made from. It is written under another name and renamed, so that it is complete or
-absent.
-
-`Checks` keeps what was found in whole files, with their sizes and times: they are read again only
-when these change.
-"""
+"""What is kept of a text: for each split a store of its ids, in a folder named by the digest of all
+that it is made from, written under another name and renamed, so that it is complete or absent; and
+what was found in whole files, which are read again only when their sizes or times change."""
 
 import hashlib
 import json
@@ -13,17 +9,50 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl.files import discard, flush, lock, sha256, signals_raise
+from txl.files import content_of, discard, flush, lock, sha256, signals_raise, written_whole
 
-from .raw_text import read_record, reading, write_record
-from .tokenizer import MEASURES, Batch, Block
+from .documents import Document
+from .errors import reading
+from .tokens import MEASURES, Encoder, Tokens, sizes_of
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one process of this host at a time work on `folder`. A folder that does not exist is not
+    locked."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield
+        return
+    try:
+        lock(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if it is missing or damaged."""
+    try:
+        return dict(json.loads(content_of(path)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write a JSON file."""
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(record), encoding="utf-8")
+
 
 CHECKED = "checked.json"
 _SETTLED_NS = 2 * 10**9
@@ -39,14 +68,14 @@ class Checks:
         self._new: dict[str, Any] = {}
         self._young: set[str] = set()
 
-    def result(self, path: Path, what: str, find: Callable[[], str]) -> str:
-        """The result of `find`, a check named `what` of the content of a file."""
+    def result(self, path: Path, what: str, find: Callable[[], Any]) -> Any:
+        """The result of `find`, a check named `what` of the content of a file: of JSON."""
         with reading(path):
             state = path.stat()
             stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
             name = f"{what} {path.resolve()}"
             match self._known.get(name):
-                case [then, str(answer)] if then == stamp:
+                case [then, answer] if then == stamp:
                     return answer
             age = time.time_ns() - state.st_mtime_ns
             answer = find()
@@ -76,22 +105,18 @@ class Checks:
             self._new = {}
 
 
-VERSION = 3
+VERSION = 4
 RECORD = "store.json"
 _DRAFT = ".txl-draft."
 """Begins the name of a folder that may be removed unless it is locked; nothing else may begin
 so."""
-_TYPES = {
+_ARRAYS = {
     "ids.bin": None,
     "documents.bin": np.int64,
+    "files.bin": np.int64,
     "places.bin": np.uint64,
     "sizes.bin": np.uint32,
 }
-_COUNTS = ("n_unknown", "n_eos", "n_document")
-_SPECIAL = "special"
-"""A field that stores made before version 0.3 do not have."""
-_FIELDS = {"dtype", "files", "text", "sha256", *_COUNTS}
-"""Of the record of a store."""
 _BLOCK = 1 << 20
 
 
@@ -101,21 +126,24 @@ class Store(NamedTuple):
     Attributes:
         ids: (N,), memory-mapped and read-only.
         starts: indices into `ids` where documents begin; None: nothing is known of documents.
-        files: indices where files begin, if the tokenizer tells them apart.
+        files: indices where files begin.
         places: of the documents, see `documents.Place`, in ascending order; empty if they
             are not asked for.
         sizes: what each token stands for, see `sizes_of`, (N, 4); empty if it was not
             measured.
-        record: n_unknown, n_eos, `special` (see `Tokenizer.special_in`), and `text`, the digest of
-            the text.
+        n_unknown: ids that stand for unknown words.
+        named: tokens that the text names and does not mean, see `Encoder.named_in`.
+        text: digest of the text.
     """
 
     ids: np.ndarray
-    starts: np.ndarray | None
-    files: list[int]
-    places: np.ndarray
-    sizes: np.ndarray
-    record: dict[str, Any]
+    starts: np.ndarray | None = None
+    files: np.ndarray = np.zeros(1, dtype=np.int64)
+    places: np.ndarray = np.zeros(0, dtype=np.uint64)
+    sizes: np.ndarray = np.zeros((0, len(MEASURES)), dtype=np.uint32)
+    n_unknown: int = 0
+    named: Mapping[str, int] = MappingProxyType({})
+    text: str = ""
 
 
 def name_of(kind: str, made_from: object) -> str:
@@ -127,54 +155,22 @@ def open_store(folder: Path, checks: Checks, n_token: int) -> Store | None:
     """The store in a folder, of ids below `n_token`; None if it is absent or damaged, also on
     purpose."""
     record = open_record(folder, checks)
-    if record is None or not _is_of_store(record) or record["dtype"] != _dtype_of(n_token).name:
+    if record is None:
         return None
     try:
-        held = {
-            name: mapped(folder / name, kind or record["dtype"]) for name, kind in _TYPES.items()
-        }
-        sizes = held["sizes.bin"].reshape(-1, len(MEASURES))
-    except ValueError:  # not so many bytes as numbers of this size have
+        ids, starts, files, places, sizes = (
+            _mapped(folder / name, kind or _dtype_of(n_token)) for name, kind in _ARRAYS.items()
+        )
+        sizes = sizes.reshape(-1, len(MEASURES))
+        named = {str(word): int(n) for word, n in record["named"].items()}
+        n_unknown = int(record["n_unknown"])
+        store = Store(ids, starts, files, places, sizes, n_unknown, named, str(record["text"]))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return None
-    store = Store(
-        held["ids.bin"], held["documents.bin"], record["files"], held["places.bin"], sizes, record
-    )
-    if not _is_consistent(store, n_token):
+    is_whole = len(sizes) in (0, len(ids)) and all(block.max() < n_token for block in _blocks(ids))
+    if not is_whole or not _is_ascending(starts, len(ids)) or not _is_ascending(files, len(ids)):
         return None
     return store
-
-
-def _is_of_store(record: dict[str, Any]) -> bool:
-    """True if a record has the fields of a store's, of their types."""
-    return (
-        record.keys() - {_SPECIAL} == _FIELDS
-        and _counts_words(record.get(_SPECIAL, {}))
-        and record["sha256"].keys() == _TYPES.keys()
-        and isinstance(record["text"], str)
-        and isinstance(record["files"], list)
-        and all(
-            type(n) is int and 0 <= n < 2**63
-            for n in (*record["files"], *(record[name] for name in _COUNTS))
-        )
-    )
-
-
-def _counts_words(special: object) -> bool:
-    """True for counts by word."""
-    return isinstance(special, dict) and all(
-        type(count) is int and 0 <= count < 2**63 for count in special.values()
-    )
-
-
-def _is_consistent(store: Store, n_token: int) -> bool:
-    """True if the ids are of the vocabulary, and what is known of them is of so many."""
-    n_id = len(store.ids)
-    borders = (np.asarray(store.starts), np.array(store.files, dtype=np.int64))
-    return (
-        len(store.sizes) in (0, n_id)
-        and all(block.max() < n_token for block in _blocks(store.ids))
-        and all(_is_ascending(border_D, n_id) for border_D in borders)
-    )
 
 
 def _is_ascending(border_D: np.ndarray, end: int) -> bool:
@@ -195,7 +191,7 @@ def _blocks(array: np.ndarray, overlap: int = 0) -> Iterator[np.ndarray]:
 
 def open_record(folder: Path, checks: Checks) -> dict[str, Any] | None:
     """The record of a folder that `keep` wrote; None if it is absent, or a file is damaged. Whoever
-    changes a record can renew its digest, so each field is checked too."""
+    changes a record can renew its digest, so nothing in it is believed."""
     record = read_record(folder / RECORD)
     if record.pop("digest", None) != _digest(record):
         return None
@@ -203,12 +199,7 @@ def open_record(folder: Path, checks: Checks) -> dict[str, Any] | None:
         return None
     for name, digest in record["sha256"].items():
         path = folder / name
-        if path.name != name:
-            return None
-        if (
-            not path.is_file()
-            or checks.result(path, "sha256", lambda path=path: sha256(path)) != digest
-        ):
+        if path.name != name or not path.is_file() or checks.digest(path) != digest:
             return None
     return record
 
@@ -254,89 +245,117 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 class Writer(ExitStack):
-    """Writes the blocks of a split into a folder, in files that are closed in the end. (Not by
+    """Writes the tokens of a split into a folder, in files that are closed in the end. (Not by
     `ndarray.tofile`, which does not notice that a disk is full.)
 
     Args:
         n_token: of the vocabulary; None: not known yet, the ids are numbers that `translate` gets.
+        measured: the sizes of tokens are written too.
     """
 
-    def __init__(self, folder: Path, n_token: int | None) -> None:
+    def __init__(self, folder: Path, n_token: int | None, *, measured: bool) -> None:
         super().__init__()
         folder.mkdir()
         self.folder = folder
+        self.named: Counter[str] = Counter()
+        self.n_document = 0
         self._dtype = _dtype_of(n_token)
-        self._files = {name: self.enter_context((folder / name).open("wb")) for name in _TYPES}
-        self._n_token = self._n_before = self.n_unknown = self.n_eos = 0
-        self._begins: list[int] = []
+        self._measured = measured
+        self._files = {name: self.enter_context((folder / name).open("wb")) for name in _ARRAYS}
+        self._n_token = self._n_unknown = 0
         self._places: list[np.ndarray] = []
         self._text = hashlib.sha256()
-        self._ends_line = True
-        self.n_document = 0
-        self._special: Counter[str] = Counter()
+        self._begins = True
+        self._last = b"\n"
 
-    def add(self, batch: Batch, block: Block) -> None:
-        """Write the tokens of a batch."""
-        self._text.update(batch.content)
-        self._ends_line = batch.content.endswith((b"\n", b"\r"))
-        if batch.begins_file:
-            self._begins.append(self._n_token)
-        starts = block.ends
-        if len(block.ends):
-            starts = np.append(self._n_before, self._n_token + block.ends[:-1])
-        self._files["documents.bin"].write(starts.astype(np.int64).tobytes())
+    def add(
+        self, encoder: Encoder, documents: Sequence[Document], tokens: Sequence[Tokens]
+    ) -> None:
+        """Write documents, or parts of them, with the tokens of each."""
+        starts: list[int] = []
+        files: list[int] = []
+        places: list[int] = []
+        for document, one in zip(documents, tokens, strict=True):
+            self._text.update(document.text)
+            self.named.update(encoder.named_in(document.text))
+            if document.begins_file:
+                files.append(self._n_token)
+            if self._begins:
+                starts.append(self._n_token)
+            if document.place is not None:
+                places.append(document.place)
+            self._begins = document.ends
+            self._n_token += len(one.ids)
+            self._n_unknown += one.n_unknown
+        self._last = documents[-1].text[-1:]
         self.n_document += len(starts)
-        if len(block.ends):
-            self._n_before = self._n_token + int(block.ends[-1])
-        self._files["ids.bin"].write(block.ids.astype(self._dtype).tobytes())
-        self._n_token += len(block.ids)
-        self._places.append(np.array(batch.places, dtype=np.uint64))
-        if block.sizes is not None:
-            self._files["sizes.bin"].write(block.sizes.astype(np.uint32).tobytes())
-        self.n_unknown += block.n_unknown
-        self.n_eos += block.n_eos
-        self._special.update(block.special)
+        self._places.append(np.array(places, dtype=np.uint64))
+        self._write("ids.bin", np.concatenate([one.ids for one in tokens]))
+        self._write("documents.bin", np.array(starts))
+        self._write("files.bin", np.array(files))
+        if self._measured:
+            self._write("sizes.bin", _sizes_of(documents, tokens))
+
+    def _write(self, name: str, numbers: np.ndarray) -> None:
+        self._files[name].write(numbers.astype(_ARRAYS[name] or self._dtype).tobytes())
+
+    def counts(self, n_number: int) -> np.ndarray:
+        """How often each number was written, (V,)."""
+        counts_V = np.zeros(n_number, dtype=np.int64)
+        for block in self._written():
+            counts_V += np.bincount(block, minlength=n_number)
+        return counts_V
 
     def translate(self, id_V: np.ndarray, unknown_V: np.ndarray, n_token: int) -> None:
         """Turn numbers into the ids of a vocabulary of `n_token`."""
-        self._files["ids.bin"].close()
-        numbers = (self.folder / "ids.bin").rename(self.folder / "numbers")
-        self._dtype = _dtype_of(n_token)
-        with numbers.open("rb") as source, (self.folder / "ids.bin").open("wb") as target:
-            while len(number_N := np.fromfile(source, dtype=np.uint32, count=1 << 20)):
-                target.write(id_V[number_N].astype(self._dtype).tobytes())
-                self.n_unknown += int(unknown_V[number_N].sum())
-        numbers.unlink()
-
-    def finish(self) -> dict[str, Any]:
-        """Close the files; the record of the store."""
-        places = np.concatenate([np.zeros(0, dtype=np.uint64), *self._places])
-        self._files["places.bin"].write(np.sort(places).tobytes())
-        self.close()
-        if (
-            not self._ends_line and (self.folder / "sizes.bin").stat().st_size
-        ):  # a last line without a line end counts
-            sizes = np.memmap(self.folder / "sizes.bin", dtype=np.uint32, mode="r+")
-            sizes[-len(MEASURES) + MEASURES.index("lines")] += 1
-            sizes.flush()
-        counts = {"n_unknown": self.n_unknown, "n_eos": self.n_eos, "n_document": self.n_document}
-        return {
-            "dtype": self._dtype.name,
-            "files": self._begins,
-            "text": self._text.hexdigest(),
-            "special": dict(self._special),
-            **counts,
-        }
+        translated = self.folder / "translated"
+        dtype = _dtype_of(n_token)
+        with translated.open("wb") as target:
+            for block in self._written():
+                target.write(id_V[block].astype(dtype).tobytes())
+                self._n_unknown += int(unknown_V[block].sum())
+        self._dtype = dtype
+        translated.replace(self.folder / "ids.bin")
 
     def holds_only(self, token: int) -> bool:
         """True if all ids that were written are this one."""
-        if not self._files["ids.bin"].closed:
-            self._files["ids.bin"].flush()
+        return all((block == token).all() for block in self._written())
+
+    def _written(self) -> Iterator[np.ndarray]:
+        self._files["ids.bin"].flush()
         with (self.folder / "ids.bin").open("rb") as file:
-            while len(ids := np.fromfile(file, dtype=self._dtype, count=1 << 20)):
-                if (ids != token).any():
-                    return False
-        return True
+            while len(block := np.fromfile(file, dtype=self._dtype, count=_BLOCK)):
+                yield block
+
+    def finish(self) -> dict[str, Any]:
+        """Close the files; the record of the store."""
+        self._write("places.bin", np.sort(np.concatenate([np.zeros(0, np.uint64), *self._places])))
+        self.close()
+        if self._last not in (b"\n", b"\r") and (self.folder / "sizes.bin").stat().st_size:
+            # a last line without a line end counts
+            sizes = np.memmap(self.folder / "sizes.bin", dtype=np.uint32, mode="r+")
+            sizes[-len(MEASURES) + MEASURES.index("lines")] += 1
+            sizes.flush()
+        return {
+            "text": self._text.hexdigest(),
+            "named": dict(self.named),
+            "n_unknown": self._n_unknown,
+        }
+
+
+def _sizes_of(documents: Sequence[Document], tokens: Sequence[Tokens]) -> np.ndarray:
+    """What each token stands for. What follows the last token of a part belongs to it."""
+    texts = []
+    ends = []
+    n_character = 0
+    for document, one in zip(documents, tokens, strict=True):
+        text = document.text.decode(errors="surrogateescape")
+        texts.append(text)
+        ends.append(n_character + one.ends)
+        n_character += len(text)
+        if len(one.ends):
+            ends[-1][-1] = n_character
+    return sizes_of("".join(texts), np.concatenate(ends))
 
 
 def _dtype_of(n_token: int | None) -> np.dtype:
@@ -350,7 +369,7 @@ def _digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
-def mapped(path: Path, dtype: Any) -> np.ndarray:
+def _mapped(path: Path, dtype: Any) -> np.ndarray:
     """The numbers in a file, memory-mapped and read-only."""
     if not path.stat().st_size:
         return np.zeros(0, dtype=dtype)
