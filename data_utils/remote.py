@@ -102,10 +102,12 @@ def load(remote: Remote, folder: Path) -> bool:
 
 def _from_mirror(url: str, part: Path, digest: str) -> None:
     """Write a file to `part`. A beginning that another mirror, or an older try, left is gone on
-    with; if what comes out does not fit, that may be at fault, and all is asked for again."""
+    with where there is a digest to check it by; if what comes out does not fit, that may be at
+    fault, and all is asked for again."""
+    if not digest:
+        part.unlink(missing_ok=True)
     for _ in range(1 + bool(_size(part))):
         _until_whole(url, part, digest)
-        _mark_of(part).unlink(missing_ok=True)
         if fits(part, digest):
             return
         part.unlink()
@@ -116,73 +118,59 @@ def _from_mirror(url: str, part: Path, digest: str) -> None:
 
 
 def _until_whole(url: str, part: Path, digest: str) -> None:
-    """Ask until all is there. Raises `OSError` or `HTTPException` where nothing new comes."""
-    n_failed = 0
+    """Load what `part` lacks, and go on where it is cut. Raises `OSError` or `HTTPException` where
+    nothing new comes."""
+    mark = ""  # by which the server knows its content again
+    n_failed = n_most = 0
     while True:
+        request = urllib.request.Request(url, headers=_AGENT)
         n_held = _size(part)
+        if n_held:
+            request.add_header("Range", f"bytes={n_held}-")
+        if n_held and not digest:
+            request.add_header("If-Range", mark)
         try:
-            return _go_on(url, part, digest)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                mark = answer.headers.get("ETag", "")
+                if not mark.startswith('"'):  # W/"..." is of like content
+                    mark = answer.headers.get("Last-Modified", "")
+                return _append(answer, part, n_held)
         except urllib.error.HTTPError as error:
             if error.code != 416 or not n_held:
                 raise
-            if digest:  # nothing is left, or it is longer than the file
-                return
-            part.unlink()
+            return  # nothing is left, or it is longer than the file
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", None)
-            if n_failed + 1 == TRIES or (reason and not isinstance(reason, TimeoutError)):
-                raise
             n_failed += 1
-            if _size(part) > n_held:
+            if _size(part) > n_most:
                 n_failed = 0
+            n_most = max(n_most, _size(part))
+            if n_failed == TRIES or (reason and not isinstance(reason, TimeoutError)):
+                raise
+            if not digest and not mark:
+                part.unlink(missing_ok=True)
 
 
-def _go_on(url: str, part: Path, digest: str) -> None:
-    """Ask for the bytes that `part` lacks and append them; for all where nothing tells whether it
-    begins the same content: a digest, or the mark of an earlier answer. Raises `OSError` where they
-    are cut."""
-    known = ""
-    if not digest and _mark_of(part).is_file():
-        known = _mark_of(part).read_text(encoding="utf-8")
-    n_held = 0
-    if digest or known:
-        n_held = _size(part)
-    request = urllib.request.Request(url, headers=_AGENT)
-    if n_held:
-        request.add_header("Range", f"bytes={n_held}-")
-    if n_held and known:
-        request.add_header("If-Range", known)
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        mark = answer.headers.get("ETag", "")
-        if not mark.startswith('"'):  # W/"..." is of like content
-            mark = answer.headers.get("Last-Modified", "")
-        if answer.status != 206:
-            n_held = 0
-            part.unlink(missing_ok=True)
-            _mark_of(part).unlink(missing_ok=True)
-            with open(_mark_of(part), "x", encoding="utf-8", opener=not_through_a_link) as file:
-                file.write(mark)
-        elif not answer.headers.get("Content-Range", "").startswith(f"bytes {n_held}-"):
-            raise ValueError(f"answered with another range ({answer.headers['Content-Range']})")
-        elif known and mark not in ("", known):  # which the server should have seen
-            part.unlink()
-            raise OSError("the file has changed meanwhile")
-        total = n_held + int(answer.headers.get("Content-Length") or 0)
-        shown = {"desc": part.stem, "unit": "B", "unit_scale": True, "disable": None}
-        with (
-            open(part, "ab", opener=not_through_a_link) as file,
-            tqdm(total=total or None, initial=n_held, **shown) as bar,
-        ):
-            while block := answer.read1(_BLOCK):
-                file.write(block)
-                bar.update(len(block))
+def _append(answer: Any, part: Path, n_held: int) -> None:
+    """Write what a server answers to `part`, which holds the beginning or is begun anew. Raises
+    `OSError` or `HTTPException` where it is cut."""
+    said = answer.headers.get("Content-Range", "")
+    if answer.status != 206:
+        n_held = 0
+        part.unlink(missing_ok=True)
+    elif not said.startswith(f"bytes {n_held}-"):
+        raise ValueError(f"answered with another range ({said})")
+    total = n_held + int(answer.headers.get("Content-Length") or 0)
+    shown = {"desc": part.stem, "unit": "B", "unit_scale": True, "disable": None}
+    with (
+        open(part, "ab", opener=not_through_a_link) as file,
+        tqdm(total=total or None, initial=n_held, **shown) as bar,
+    ):
+        while block := answer.read1(_BLOCK):
+            file.write(block)
+            bar.update(len(block))
     if _size(part) < total:
         raise OSError(f"cut after {_size(part):,} of {total:,} bytes")
-
-
-def _mark_of(part: Path) -> Path:
-    """Where it is kept what the server says of the content, by which it is known again."""
-    return part.with_name(f"{part.name}.mark")
 
 
 def _size(path: Path) -> int:

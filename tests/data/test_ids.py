@@ -54,7 +54,7 @@ def test_an_index_beside_ids_names_who_wrote_them(tmp_path: Path) -> None:
 def test_an_array_of_numpy_that_is_called_bin_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "train.npy", FEW)
     (tmp_path / "train.npy").rename(tmp_path / "train.bin")
-    with pytest.raises(DataError, match=r"train\.bin: holds an array of numpy; name it train\.npy"):
+    with pytest.raises(DataError, match=r"train\.bin: holds an array of numpy"):
         Corpus(DataConfig(data=str(tmp_path), dataset="ids"), needed=["train"])
 
 
