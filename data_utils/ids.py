@@ -93,7 +93,7 @@ def _npy(path: Path) -> np.ndarray:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         if "Python objects" in why:
             why = "holds Python objects, such as rows of different lengths"
-        raise DataError(f"{path}: no array of integers ({why}); use np.save") from None
+        raise DataError(f"{path}: no array of numpy ({why}); use np.save") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
         raise DataError(
             f"{path}: holds {ids.dtype} of shape {ids.shape}; it needs integers of shape (n,)"

@@ -404,7 +404,7 @@ def test_bad_streams_are_named(tmp_path: Path, arrays: Any, flags: Any, message:
 def test_a_missing_or_cut_stream_is_named(tmp_path: Path) -> None:
     write_ids(tmp_path)
     (tmp_path / "valid.npy").write_bytes((tmp_path / "valid.npy").read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"valid\.npy: no array of integers"):
+    with pytest.raises(DataError, match=r"valid\.npy: no array of numpy"):
         open_text(tmp_path, "ids")
     (tmp_path / "valid.npy").unlink()
     with pytest.raises(DataError, match=r"valid\.npy: no such file; --dataset ids needs"):
@@ -462,5 +462,5 @@ def test_a_header_that_claims_more_numbers_than_there_can_be_is_named(
         (tmp_path / f"{name}.npy").write_bytes(
             b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
         )
-    with pytest.raises(DataError, match=r"train\.npy: no array of integers"):
+    with pytest.raises(DataError, match=r"train\.npy: no array of numpy"):
         Corpus(DataConfig(data=str(tmp_path), dataset="ids")).split("train")

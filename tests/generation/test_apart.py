@@ -91,3 +91,12 @@ def test_a_process_ends_with_its_object() -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert signal.getsignal(signal.SIGXCPU) == signal.SIG_DFL
+
+
+def test_a_fork_asks_a_process_of_its_own() -> None:
+    thing = Apart(Thing, "thing")
+    assert thing.call("double", 1, seconds=9) == 2
+    first = thing._pid
+    thing._owner = 0  # as in a fork of this process
+    assert thing.call("double", 3, seconds=9) == 6
+    assert thing._pid != first

@@ -37,7 +37,7 @@ from tests.cli.conftest import (
     write_text,
 )
 from tests.convert.test_llama_journey import folder
-from tests.data.test_chat import LLAMA_3, SMOLLM
+from tests.generation.test_chat_templates import LLAMA_3, SMOLLM
 from tests.data.tokenizer_files import write_folder
 from tests.forks import ROOT
 from txl.config import Context, ModelConfig, UsageError
