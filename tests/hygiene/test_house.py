@@ -18,7 +18,7 @@ LAB = [
     path for path in (ROOT / "lab").rglob("*.py") if not path.is_relative_to(ROOT / "lab" / "tests")
 ]
 SOURCES = sorted(
-    [*(ROOT / "txl").rglob("*.py"), *(ROOT / "data_utils").rglob("*.py"), *ROOT.glob("*.py"), *LAB]
+    [*(ROOT / "txl").rglob("*.py"), *ROOT.glob("data_utils/*.py"), *ROOT.glob("*.py"), *LAB]
 )
 FUNCTION_LINES = 60
 
