@@ -277,7 +277,8 @@ class Writer(ExitStack):
         places: list[int] = []
         for document, one in zip(documents, tokens, strict=True):
             self._text.update(document.text)
-            self.named.update(encoder.named_in(document.text))
+            if named := encoder.named_in(document.text):
+                self.named.update(named)
             if document.begins_file:
                 files.append(self._n_token)
             if self._begins:

@@ -537,21 +537,14 @@ class CodeNumbers(Numbers):
         split = documents[0].split
         order = self._order(split)
         table_V = self._tables.setdefault(split, np.full(self._kind.n_code, -1, dtype=np.int32))
-        found = []
-        for document in documents:
-            codes = self._kind.codes_in(document.text)
+        codes = self._kind.codes_in(b"".join(document.text for document in documents))
+        numbers = table_V[codes]
+        if (numbers < 0).any():
+            new, first = np.unique(codes[numbers < 0], return_index=True)
+            for code in new[np.argsort(first)].tolist():
+                table_V[code] = order[self._kind.name_of(code)]
             numbers = table_V[codes]
-            is_new = numbers < 0
-            if is_new.any():
-                new, first = np.unique(codes[is_new], return_index=True)
-                for code in new[np.argsort(first)].tolist():
-                    table_V[code] = order[self._kind.name_of(code)]
-                numbers = table_V[codes]
-            one = Tokens(numbers)
-            if is_measured(documents):
-                one = one._replace(ends=self._kind.ends_in(document.text))
-            found.append(one)
-        return found
+        return self._kind.parted(numbers, documents)
 
 
 class Coded(Counted, RunningTokenizer):
@@ -559,7 +552,7 @@ class Coded(Counted, RunningTokenizer):
 
     Attributes:
         n_code: codes that there can be.
-        id_of_code: the id of each, (V,); -1: none.
+        id_of_code: the id of each, (V,).
     """
 
     numbers = CodeNumbers
@@ -578,18 +571,33 @@ class Coded(Counted, RunningTokenizer):
 
     @staticmethod
     @abstractmethod
+    def n_code_of(text: bytes) -> int:
+        """How many codes a text has."""
+
+    @staticmethod
+    @abstractmethod
     def name_of(code: int) -> str:
         """The name of a code in the vocabulary."""
 
-    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
-        return self._tokens(text.encode("utf-8", "surrogateescape"), with_ends=with_ends)
+    @classmethod
+    def parted(cls, ids: np.ndarray, documents: Sequence[Document]) -> list[Tokens]:
+        """The tokens of each of these documents, which follow each other."""
+        borders = np.cumsum([cls.n_code_of(document.text) for document in documents])
+        found = list(map(Tokens, np.split(ids, borders[:-1])))
+        if is_measured(documents):
+            for i, document in enumerate(documents):
+                found[i] = found[i]._replace(ends=cls.ends_in(document.text))
+        return found
 
     def encode_batch(self, documents: Sequence[Document]) -> list[Tokens]:
-        with_ends = is_measured(documents)
-        return [self._tokens(document.text, with_ends=with_ends) for document in documents]
+        codes = self.codes_in(b"".join(document.text for document in documents))
+        ids, n_unknown = self._ids_of_codes(codes)
+        first, *others = self.parted(ids, documents)
+        return [first._replace(n_unknown=n_unknown), *others]
 
     @abstractmethod
-    def _tokens(self, text: bytes, *, with_ends: bool) -> Tokens: ...
+    def _ids_of_codes(self, code_N: np.ndarray) -> tuple[np.ndarray, int]:
+        """Ids, and how many of them stand for what is unknown."""
 
 
 class Characters(Coded):
@@ -631,6 +639,10 @@ class Characters(Coded):
         return np.arange(1, len(text.decode()) + 1)
 
     @staticmethod
+    def n_code_of(text: bytes) -> int:
+        return len(text.decode())
+
+    @staticmethod
     def name_of(code: int) -> str:
         return chr(code)
 
@@ -643,17 +655,12 @@ class Characters(Coded):
         return escaped(self.words)
 
     def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
-        return self._of_codes(codes_of(text), with_ends=with_ends)
+        ids, n_unknown = self._ids_of_codes(codes_of(text))
+        return Tokens(ids, np.arange(1, len(ids) + 1), n_unknown)
 
-    def _tokens(self, text: bytes, *, with_ends: bool) -> Tokens:
-        return self._of_codes(self.codes_in(text), with_ends=with_ends)
-
-    def _of_codes(self, code_N: np.ndarray, *, with_ends: bool) -> Tokens:
+    def _ids_of_codes(self, code_N: np.ndarray) -> tuple[np.ndarray, int]:
         ids = self.id_of_code[code_N]
-        one = Tokens(ids, n_unknown=int((ids == self._unk).sum()))
-        if with_ends:
-            one = one._replace(ends=np.arange(1, len(ids) + 1))
-        return one
+        return ids, int((ids == self._unk).sum())
 
     def text_of(self, ids: Sequence[int]) -> str:
         return "".join(map(self.words.__getitem__, ids))
@@ -702,7 +709,18 @@ class Symbols(Coded):
 
     @staticmethod
     def ends_in(text: bytes) -> np.ndarray:
-        return ends_of_bytes(text.decode(errors="surrogateescape"))
+        """A character ends with its last byte."""
+        read = text.decode(errors="surrogateescape")
+        if read.isascii():
+            return np.arange(1, len(read) + 1)
+        lengths_C = byte_lengths(codes_of(read))
+        last_N = np.zeros(lengths_C.sum(), dtype=bool)
+        last_N[np.cumsum(lengths_C) - 1] = True
+        return np.cumsum(last_N)
+
+    @staticmethod
+    def n_code_of(text: bytes) -> int:
+        return len(text)
 
     @property
     def eos_id(self) -> int:
@@ -711,32 +729,21 @@ class Symbols(Coded):
                 return int(self.id_of_code[byte])
         return 0
 
-    def _tokens(self, text: bytes, *, with_ends: bool) -> Tokens:
+    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
+        content = text.encode("utf-8", "surrogateescape")
+        ids, n_unknown = self._ids_of_codes(self.codes_in(content))
+        return Tokens(ids, self.ends_in(content), n_unknown)
+
+    def _ids_of_codes(self, code_N: np.ndarray) -> tuple[np.ndarray, int]:
         """Raises `DataError` at a byte that is not in the vocabulary."""
-        id_N = self.id_of_code[self.codes_in(text)]
-        if (id_N < 0).any():  # where in its file is not known here: this may be one of many batches
-            raise DataError(
-                f"byte {text[np.argmax(id_N < 0)]} of the text is not in the vocabulary; take it"
-                " out"
-            )
-        one = Tokens(id_N)
-        if with_ends:
-            one = one._replace(ends=self.ends_in(text))
-        return one
+        ids = self.id_of_code[code_N]
+        if (ids < 0).any():  # where in its file is not known here: this may be one of many batches
+            byte = code_N[np.argmax(ids < 0)]
+            raise DataError(f"byte {byte} of the text is not in the vocabulary; take it out")
+        return ids, 0
 
     def text_of(self, ids: Sequence[int]) -> str:
         return self._code_V[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-8", "replace")
 
 
 ALL_BYTES = tuple(map(str, range(256)))
-
-
-def ends_of_bytes(text: str) -> np.ndarray:
-    """The number of characters of a text up to the end of each of its bytes, (N,): a character ends
-    with its last."""
-    if text.isascii():
-        return np.arange(1, len(text) + 1)
-    lengths_C = byte_lengths(codes_of(text))
-    last_N = np.zeros(lengths_C.sum(), dtype=bool)
-    last_N[np.cumsum(lengths_C) - 1] = True
-    return np.cumsum(last_N)
