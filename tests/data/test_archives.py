@@ -1,7 +1,6 @@
 """Archives that name files outside the folder of their copy, or links, are refused before anything is written."""
 
 import io
-import json
 import stat
 import tarfile
 import zipfile
@@ -91,19 +90,6 @@ def test_a_member_is_read_as_its_own_name_says(
             config = DataConfig(data=f"{suffix[:3]}://{member}::{way}", dataset="text", max_size=9)
             words = Corpus(config).vocab.words
             assert sorted(words) == ["<eos>", "<unk>", "one", "two"]
-
-
-@pytest.mark.parametrize("known", [5, [5], [["train.txt"]], "train.txt", {"train.txt": 1}, []])
-def test_a_list_of_copies_that_is_none_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: object
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    tarred(tmp_path / "archive", "more.txt")
-    name = f"tar://::file://{tmp_path}/archive"
-    copies = tmp_path / "data" / "tar" / f"::file://{tmp_path}/archive"
-    copies.mkdir(parents=True)
-    (copies / ".txl-copied.json").write_text(json.dumps({name: known}))
-    assert len(Corpus(DataConfig(data=name, dataset="text")).split("test")) == 3
 
 
 @pytest.mark.parametrize("write", [zipped, tarred])

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import signal
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl.data_utils.cache import Checks
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.errors import DataError
-from txl.data_utils.texts import AnyFiles, Texts
+from txl.data_utils.texts import AnyFiles
 from txl.files import written_whole
 
 TEXT = "a b c\n\na b <unk>\n"
@@ -62,24 +60,6 @@ def test_ids_are_memory_mapped_read_only_and_narrow_for_small_vocabularies(folde
         ids = open_text(folder).split(split)
         assert ids.dtype == np.uint32
         assert ids[2**16 - 1] == 2**16 + 1
-
-
-def test_which_splits_the_words_are_counted_of(folder: Path) -> None:
-    (folder / "test.txt").write_text("only here\n")
-    assert "here" in open_text(folder, dataset="wt2").vocab
-    assert "here" not in open_text(folder, dataset="wt103").vocab
-
-
-def test_limits_of_the_vocabulary_hold_for_data_sets_of_words(folder: Path) -> None:
-    """Then they have an `<unk>`, whether or not the text has one."""
-    for limits in ({"max_size": 2}, {"min_freq": 2}):
-        assert (
-            words(open_text(folder, dataset="wt103", **limits), "train")
-            == "a b <unk> <eos> <eos> a b <unk> <eos>"
-        )
-    (folder / "train.txt").write_text("a a b\n")
-    assert words(open_text(folder, dataset="wt103", max_size=1), "train") == "a a <unk> <eos>"
-    assert open_text(folder, dataset="wt103").vocab.words == ["<eos>", "a", "b"]
 
 
 def test_a_vocabulary_from_elsewhere_reads_text_without_train(folder: Path) -> None:
@@ -333,43 +313,3 @@ def test_a_text_that_changes_while_it_is_read_leaves_nothing(
         open_text(folder, dataset=dataset).fingerprint("train")
         == hashlib.sha256(text.encode()).hexdigest()
     )
-
-
-@pytest.mark.parametrize("read", [b"a \xff\n", b"a b new\n"])
-def test_a_fault_that_is_gone_when_it_is_looked_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, read: bytes
-) -> None:
-    """Such as of a text that is copied to its place while it is read."""
-    valid = folder / "valid.txt"
-
-    def after_mending(look: Callable[..., Any]) -> Callable[..., Any]:
-        def mended(*args: Any) -> Any:
-            valid.write_text("a b c\n")
-            return look(*args)
-
-        return mended
-
-    for name in ("fault", "line_with"):
-        monkeypatch.setattr(Texts, name, after_mending(getattr(Texts, name)))
-    (folder / "train.txt").write_text("a b c\n")
-    corpus = open_text(folder, dataset="wt103")
-    valid.write_bytes(read)
-    with pytest.raises(DataError, match=r"valid\.txt: has changed while it was read; start again"):
-        corpus.split("valid")
-
-
-def test_what_is_known_of_a_young_file_is_found_again(tmp_path: Path) -> None:
-    """It may change without another size and time."""
-    path = tmp_path / "text"
-    path.write_text("abc")
-    checks, stat, state = Checks(tmp_path / "txl-cache"), Path.stat, path.stat()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Path, "stat", lambda asked, **how: state if asked == path else stat(asked, **how)
-        )
-        patch.setattr(time, "time_ns", lambda: state.st_mtime_ns)
-        before = checks.digest(path)
-        path.write_text("abd")
-        assert checks.digest(path) == before
-        checks.forget_young()
-        assert checks.digest(path) != before

@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import hashlib
 import json
 import lzma
 import sys
@@ -97,14 +96,6 @@ def test_a_file_of_every_kind_gives_its_documents(tmp_path: Path, name: str) -> 
     assert all(documents(corpus, split) for split in ("train", "valid", "test"))
     words = [corpus.vocab.decode(corpus.split(split)) for split in ("train", "valid", "test")]
     assert sum(word != "<eos>" for split in words for word in split) == len("".join(TEXTS).split())
-
-
-def test_files_are_named_by_folder_list_or_glob(tmp_path: Path) -> None:
-    for i in range(3):
-        (tmp_path / f"{i}.txt").write_text("\n".join(TEXTS[20 * i : 20 * i + 20]))
-    (tmp_path / "notes.pdf").write_bytes(b"\0")
-    for names in ([tmp_path], sorted(tmp_path.glob("*.txt")), [tmp_path / "*.txt"]):
-        assert len(documents(open_any(*names))) == 60
 
 
 def test_a_text_of_few_documents_has_all_splits_and_one_of_fewer_is_refused(tmp_path: Path) -> None:
@@ -318,20 +309,6 @@ def test_an_empty_shard_is_left_out_with_a_notice(
     assert f"{name}: is empty, left out" in caplog.text
 
 
-def test_an_empty_table_is_left_out_with_a_notice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "0.csv").write_bytes(b"")
-    (tmp_path / "1.csv").write_text("text\n" + "a b\n" * 100)
-    corpus = open_any(tmp_path)
-    assert corpus.note.startswith("documents by row (1.csv has rows)")
-    assert "0.csv: is empty, left out" in caplog.text
-    assert len(corpus.document_starts("train")) > 1
-    (tmp_path / "0.csv").unlink()
-    (tmp_path / "0.csv.gz").write_bytes(gzip.compress(b""))
-    assert open_any(tmp_path).note.startswith("documents by row (")
-
-
 def test_mixed_line_ends_and_a_byte_order_mark_are_no_words(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_bytes(b"\xef\xbb\xbfa b\r\n\r\nc\rd\n\n" + blank())
     assert not {"\ufeffa", "b\r", "c\rd"} & set(open_any(tmp_path).vocab.words)
@@ -388,20 +365,6 @@ def test_white_space_around_a_document_does_not_decide_where_it_goes(tmp_path: P
     assert not found["train"] & found["valid"]
 
 
-def test_documents_go_where_they_went_before(tmp_path: Path) -> None:
-    """As version 0.2 dealt them, by the hash of their bytes."""
-    (tmp_path / "my.txt").write_text("\n".join(TEXTS) + "\n")
-    places = [
-        hashlib.blake2b(f"{text}\n".encode(), digest_size=8, key=b"0").digest() for text in TEXTS
-    ]
-    expected = [int(int.from_bytes(place) / 2**64 / 0.1) for place in places]
-    corpus = open_any(tmp_path, **HASHED)
-    for i, split in enumerate(("valid", "test")):
-        assert documents(corpus, split) == [
-            t.strip() for t, to in zip(TEXTS, expected, strict=True) if to == i
-        ]
-
-
 def test_the_rule_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(TEXTS[:9]))  # without blank lines
     (tmp_path / "b.txt").write_bytes(blank())
@@ -449,68 +412,6 @@ def test_lines_end_alike_however_they_are_written(tmp_path: Path, line_end: str)
     (tmp_path / "my.txt").write_bytes("\n".join(TEXTS).replace("\n", line_end).encode())
     for rule, n in {"blank": 60, "row": 179}.items():
         assert len(documents(open_any(tmp_path, documents=rule))) == n
-
-
-@pytest.mark.parametrize("dataset", ["text", "characters", "bpe"])
-def test_line_ends_of_one_split_alone_change_nothing(tmp_path: Path, dataset: str) -> None:
-    pytest.importorskip("tokenizers" if dataset == "bpe" else "json")
-    size = {"vocab_size": 300} if dataset == "bpe" else {}
-    for end in ("\n", "\r\n", "\r"):
-        (tmp_path / end.encode().hex()).mkdir()
-        for name, line_end in {"train": "\n", "valid": end, "test": end}.items():
-            text = "".join(TEXTS).replace("\n", line_end)
-            (tmp_path / end.encode().hex() / f"{name}.txt").write_bytes(text.encode())
-    unix, *others = (
-        open_any(folder, dataset=dataset, **size) for folder in sorted(tmp_path.iterdir())
-    )
-    for corpus in others:
-        assert corpus.vocab.words == unix.vocab.words
-        assert "\r" not in corpus.vocab.words
-        for split in ("train", "valid"):
-            assert corpus.split(split).tolist() == unix.split(split).tolist()
-            sizes = [(name, of.tolist()) for name, of in corpus.sizes(split).items()]
-            assert sizes == [(name, of.tolist()) for name, of in unix.sizes(split).items()]
-        assert corpus.fingerprint("valid") != unix.fingerprint("valid")  # the file is another
-
-
-def test_line_ends_in_strings_and_bytes_stay(tmp_path: Path) -> None:
-    text = "a b\r\nc\rd\n"
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    corpus = open_any(tmp_path, dataset="characters")
-    assert "".join(corpus.vocab.words[i] for i in corpus.split("valid")) == text
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    for split in ("train", "valid", "test"):
-        (plain / f"{split}.txt").write_bytes(text.encode())
-    assert bytes(open_any(plain, dataset="bytes").split("valid").astype("u1")) == text.encode()
-    assert bytes(joined(open_any(plain, dataset="text"))) == b"a b\nc\nd\n"
-
-
-def joined(corpus: Corpus) -> bytes:
-    return b"".join(corpus.documents("valid"))
-
-
-LONG = "long words and more " * 40
-
-
-@pytest.mark.parametrize("dataset", ["text", "characters", "bytes", "bpe"])
-def test_many_pieces_are_one_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str
-) -> None:
-    """Also of one line, and while its hash decides where it goes."""
-    pytest.importorskip("tokenizers" if dataset == "bpe" else "json")
-    for name, n_byte in (("LONGEST", 64), ("_BLOCK", 50)):
-        monkeypatch.setattr(formats, name, n_byte)
-    texts = [f"{i} {LONG}\u00e4\u6771\n" for i in range(12)]
-    (tmp_path / "my.txt").write_text("".join(texts))
-    size = {"vocab_size": 300} if dataset == "bpe" else {}
-    corpus = open_any(tmp_path, dataset=dataset, documents="row", **size, **HASHED)
-    assert sorted(documents(corpus)) == sorted(text.strip() for text in texts)
-    for split in ("train", "valid", "test"):
-        assert len(corpus.document_starts(split)) == len(documents(corpus, split))
-    known = "".join(map(corpus.vocab.decoder(), corpus.split("train").tolist()))
-    assert known == "".join(f"{text}\n" for text in documents(corpus, "train"))
 
 
 TABLE = 'id;text\n1;"a ""quoted"" one; of two\nlines"\n2;\n' + "".join(

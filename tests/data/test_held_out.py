@@ -1,6 +1,5 @@
 """Text held out by its end: whole last documents, ends of long ones, whole files of many; by bytes."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,62 +41,6 @@ def test_the_end_of_a_file_is_held_out_in_order_in_whole_paragraphs(tmp_path: Pa
     )
 
 
-def test_the_last_documents_of_each_file_are_held_out_where_documents_are_rows(
-    tmp_path: Path,
-) -> None:
-    for name in "ab":
-        rows = [json.dumps({"text": f"{name} {text}"}) + "\n" for text in PARAGRAPHS[:100]]
-        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-    corpus = opened(tmp_path, held_out=0.05)
-    for name in "ab":
-        found = {
-            split: [
-                document.decode()
-                for document in corpus.documents(split)
-                if document.startswith(name.encode())
-            ]
-            for split in SPLITS
-        }
-        assert found["train"] + found["valid"] + found["test"] == [
-            f"{name} {text}" for text in PARAGRAPHS[:100]
-        ]
-        assert 3 <= len(found["valid"]) <= 8
-        assert 3 <= len(found["test"]) <= 8
-    assert "the end of each file, 5 % each" in corpus.note
-
-
-def test_a_document_that_is_longer_than_a_split_is_cut_at_a_line_end(tmp_path: Path) -> None:
-    lines = [f"line {i} of one long document\n" for i in range(4000)]
-    (tmp_path / "my.txt").write_text("".join(lines))
-    corpus = opened(tmp_path, documents="file")
-    parts = [text_of(corpus, split) for split in SPLITS]
-    assert "".join(parts) == "".join(lines)
-    assert all(part.startswith("line ") for part in parts)
-    assert [len(part) / len("".join(lines)) for part in parts] == pytest.approx(
-        [0.96, 0.02, 0.02], abs=0.001
-    )
-    assert [len(corpus.document_starts(split)) for split in SPLITS] == [1, 1, 1]
-
-
-def test_whole_files_of_many_are_held_out_from_all_over(tmp_path: Path) -> None:
-    for i in range(60):
-        (tmp_path / f"{i:02d}.txt").write_text(f"file {i} " * (200 + 7 * (i % 10)) + "\n")
-    corpus = opened(tmp_path, held_out=0.1)
-    held = {
-        split: [document.split()[1] for document in corpus.documents(split)] for split in SPLITS
-    }
-    assert sorted(number for numbers in held.values() for number in numbers) == sorted(
-        str(i).encode() for i in range(60)
-    )
-    size = sum(len(text_of(corpus, split)) for split in SPLITS)
-    for split in ("valid", "test"):
-        assert 0.05 < len(text_of(corpus, split)) / size < 0.13
-        numbers = sorted(map(int, held[split]))
-        assert numbers[0] < 20
-        assert numbers[-1] >= 40
-    assert "whole files, 10 % each" in corpus.note
-
-
 def test_of_many_files_that_are_one_large_and_small_ones_each_gives_its_end() -> None:
     extents = [Extent(1_000_000, (0,)), *(Extent(10, (0,)) for _ in range(30))]
     assert not HeldOut(["valid", "test"], 0.02, extents, has_rows=False).are_whole_files
@@ -130,27 +73,6 @@ def test_a_text_of_one_line_is_cut_before_spaces(tmp_path: Path, line_end: str) 
     assert [word for part in parts for word in part.split()] == line.split()
     shares = [len(part) / len(line) for part in parts]
     assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
-
-
-def test_a_split_that_a_file_names_is_not_held_out(tmp_path: Path) -> None:
-    (tmp_path / "my.txt").write_text("".join(PARAGRAPHS))
-    (tmp_path / "test.txt").write_text("the test\n")
-    corpus = opened(tmp_path, held_out=0.1)
-    assert text_of(corpus, "test") == "the test\n"
-    assert text_of(corpus, "train") + text_of(corpus, "valid") == "".join(PARAGRAPHS)
-    assert len(text_of(corpus, "valid")) / len("".join(PARAGRAPHS)) == pytest.approx(0.1, abs=0.01)
-
-
-def test_the_text_before_what_is_held_out_is_another_with_each_way(tmp_path: Path) -> None:
-    (tmp_path / "my.txt").write_text("".join(PARAGRAPHS))
-    by_end = opened(tmp_path)
-    by_hash = opened(tmp_path, held_out_by="document")
-    assert text_of(by_end, "valid") != text_of(by_hash, "valid")
-    assert by_end.fingerprint("valid") != by_hash.fingerprint("valid")
-    assert (
-        "documents from all over, so that memory sees nothing related beyond a document"
-        in by_hash.note
-    )
 
 
 def test_a_record_without_the_flag_means_the_hash(tmp_path: Path) -> None:

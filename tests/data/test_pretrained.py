@@ -226,31 +226,6 @@ def test_a_file_is_one_text_and_nothing_is_added_or_cut(tmp_path: Path, kind: st
     assert len(by_heading.document_starts("test")) == 2
 
 
-def test_rows_are_texts_of_their_own(tmp_path: Path) -> None:
-    theirs = write_folder(tmp_path / "model", "smollm")
-    folder = tmp_path / "text"
-    folder.mkdir()
-    rows = ["the first", "\nthe second\n", "third <|im_end|>"]
-    for split in ("train", "valid", "test"):
-        lines = "".join(json.dumps({"text": row}) + "\n" for row in rows)
-        (folder / f"{split}.jsonl").write_text(lines)
-    opened = corpus(folder, tmp_path)
-    each = [theirs_of(theirs, row.rstrip("\n") + "\n") for row in rows]
-    assert opened.split("test").tolist() == [*each[0], *each[1], *each[2]]
-    assert opened.document_starts("test").tolist() == [0, len(each[0]), len(each[0] + each[1])]
-
-
-def test_one_file_is_split_as_others_are(tmp_path: Path) -> None:
-    theirs = write_folder(tmp_path / "model", "qwen")
-    (tmp_path / "book.txt").write_text(TEXT * 20)
-    opened = corpus(tmp_path / "book.txt", tmp_path)
-    text = "".join(
-        opened.vocab.decoded(opened.split(name).tolist()) for name in ("train", "valid", "test")
-    )  # type: ignore[attr-defined]
-    assert text == TEXT * 20
-    assert len(theirs_of(theirs, text)) >= len(opened.split("train"))
-
-
 def test_a_data_set_of_a_model_needs_its_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "valid.txt").write_text("a")
     (tmp_path / "test.txt").write_text("a")
