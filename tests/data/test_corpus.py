@@ -207,6 +207,19 @@ def test_a_text_is_hashed_once_until_it_changes(
     assert asked.count("train.txt") == 1
 
 
+def test_what_an_older_version_has_found_in_a_file_is_found_again(folder: Path) -> None:
+    """It kept texts where numbers are kept now."""
+    (folder / "train.txt").write_bytes(b"a b\r\n")
+    os.utime(folder / "train.txt", (1, 1))
+    fingerprint = open_text(folder).fingerprint("train")
+    path = folder / "txl-cache" / "checked.json"
+    found = json.loads(path.read_text())
+    older = {name.partition(" ")[2]: [stamp, "False"] for name, (stamp, _) in found.items()}
+    assert any(name.startswith("returns ") for name in older)
+    path.write_text(json.dumps(older))
+    assert open_text(folder).fingerprint("train") == fingerprint
+
+
 # writes that do not end
 
 

@@ -85,10 +85,15 @@ def test_what_was_copied_whole_needs_no_network(
         for asks in ("find", "glob", "get_file", "info"):
             patched.setattr(kind, asks, no_network)
         assert remote.with_copies(config) == here
-        next(Path("data").rglob("*.txt")).unlink()
+        gone, *others = sorted(Path("data").rglob("*.txt"))
+        gone.unlink()
+        for other in others:
+            other.write_text("mine\n")
         with pytest.raises(DataError, match=r"cannot be copied \(no network\)"):
             remote.with_copies(config)
     assert remote.with_copies(config) == here
+    assert gone.is_file()
+    assert {other.read_text() for other in others} <= {"mine\n"}
 
 
 PLACES = {

@@ -54,6 +54,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(record), encoding="utf-8")
 
 
+VERSION = 4
 CHECKED = "checked.json"
 _SETTLED_NS = 2 * 10**9
 """A younger file may change again without a new modification time."""
@@ -73,7 +74,7 @@ class Checks:
         with reading(path):
             state = path.stat()
             stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-            name = f"{what} {path.resolve()}"
+            name = f"{VERSION} {what} {path.resolve()}"
             match self._known.get(name):
                 case [then, answer] if then == stamp:
                     return answer
@@ -105,7 +106,6 @@ class Checks:
             self._new = {}
 
 
-VERSION = 4
 RECORD = "store.json"
 _DRAFT = ".txl-draft."
 """Begins the name of a folder that may be removed unless it is locked; nothing else may begin

@@ -188,8 +188,9 @@ class Corpus:
         """Open the store of a split; False if it is absent."""
         if name not in self._stores:
             n_token = len(self.vocab)
-            folder = self._folder(name, self.vocab)
-            store = self.texts.ready(name, n_token) or open_store(folder, self._checks, n_token)
+            store = self.texts.ready(name, n_token) or open_store(
+                self._folder(name, self.vocab), self._checks, n_token
+            )
             if store is None:
                 return False
             self._stores[name] = store
