@@ -39,7 +39,7 @@ class Integers(RunningTokenizer):
     def eos_id(self) -> int:
         return 0
 
-    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
+    def encode(self, text: str) -> Tokens:
         numbers: list[int] = []
         ends: list[int] = []
         for word in re.finditer(r"\S+", text):

@@ -184,7 +184,7 @@ class Pretrained(Subwords):
         """As the library decodes them, half a character at the end too."""
         return self._spelled(list(ids))
 
-    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
+    def encode(self, text: str) -> Tokens:
         ids = [np.zeros(0, dtype=np.uint32)]
         ends = [np.zeros(0, dtype=np.int64)]
         begin = 0

@@ -176,10 +176,10 @@ class Subwords(RunningTokenizer):
         canonical = json.dumps(json.loads(self.content), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
+    def encode(self, text: str) -> Tokens:
         texts = [part.decode() for part in parts_of(text.encode("utf-8", "replace"))]
         begins = np.cumsum([0, *map(len, texts)])
-        found = self._tokens(texts, with_ends=with_ends)
+        found = self._tokens(texts, with_ends=True)
         ends = [begin + one.ends for begin, one in zip(begins, found, strict=False)]
         return Tokens(np.concatenate([one.ids for one in found]), np.concatenate(ends))
 

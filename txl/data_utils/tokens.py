@@ -241,12 +241,11 @@ class Tokenizer(Encoder):
         return {}
 
     @abstractmethod
-    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
-        """The tokens of a text."""
+    def encode(self, text: str) -> Tokens:
+        """The tokens of a text, with their ends."""
 
     def encode_batch(self, documents: Sequence[Document]) -> list[Tokens]:
-        with_ends = is_measured(documents)
-        return [self.encode(text_of(one.text), with_ends=with_ends) for one in documents]
+        return [self.encode(text_of(document.text)) for document in documents]
 
     def ids_of(self, words: Iterable[str]) -> list[int]:
         """Ids of words; unknown words become `<unk>`. Raises `UnknownWordError` if there is no
@@ -440,13 +439,19 @@ class Vocab(Counted):
             return ""
         return text.rstrip(" \t")
 
-    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
+    def encode(self, text: str) -> Tokens:
         """The tokens of a text; a last line without a line end has no `<eos>`."""
+        return self._without_ends(text)._replace(ends=ends_of_words(text))
+
+    def _without_ends(self, text: str) -> Tokens:
         ids, n_unknown = self._looked_up(words_of(text))
-        one = Tokens(np.array(ids, dtype=np.int64), n_unknown=n_unknown)
-        if with_ends:
-            one = one._replace(ends=ends_of_words(text))
-        return one
+        return Tokens(np.array(ids, dtype=np.int64), n_unknown=n_unknown)
+
+    def encode_batch(self, documents: Sequence[Document]) -> list[Tokens]:
+        encode = self._without_ends
+        if is_measured(documents):
+            encode = self.encode
+        return [encode(text_of(document.text)) for document in documents]
 
     def named_in(self, text: bytes) -> Mapping[str, int]:
         return _named_eos(text)
@@ -654,7 +659,7 @@ class Characters(Coded):
         """One character per line, line ends and backslashes escaped as in JSON."""
         return escaped(self.words)
 
-    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
+    def encode(self, text: str) -> Tokens:
         ids, n_unknown = self._ids_of_codes(codes_of(text))
         return Tokens(ids, np.arange(1, len(ids) + 1), n_unknown)
 
@@ -729,7 +734,7 @@ class Symbols(Coded):
                 return int(self.id_of_code[byte])
         return 0
 
-    def encode(self, text: str, *, with_ends: bool = True) -> Tokens:
+    def encode(self, text: str) -> Tokens:
         content = text.encode("utf-8", "surrogateescape")
         ids, n_unknown = self._ids_of_codes(self.codes_in(content))
         return Tokens(ids, self.ends_in(content), n_unknown)
