@@ -102,6 +102,8 @@ def test_another_text_or_vocabulary_has_another_store(folder: Path) -> None:
     )
     (folder / "train.txt").write_text("c c c b b\n")
     assert words(open_text(folder), "valid") == "<unk> b c <eos> <eos> <unk> b <unk> <eos>"
+    (folder / "train.txt").write_text("c c c b b a\n")  # as many words as in the first
+    assert words(open_text(folder), "valid") == "a b c <eos> <eos> a b <unk> <eos>"
 
 
 def test_two_folders_share_a_cache(tmp_path: Path) -> None:

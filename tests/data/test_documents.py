@@ -408,7 +408,11 @@ def test_a_missing_valid_split_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_lines_end_alike_however_they_are_written(tmp_path: Path, line_end: str) -> None:
+def test_lines_end_alike_however_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line_end: str
+) -> None:
+    """Also where two blocks share a line end of two bytes."""
+    monkeypatch.setattr(formats, "_BLOCK", 7)
     (tmp_path / "my.txt").write_bytes("\n".join(TEXTS).replace("\n", line_end).encode())
     for rule, n in {"blank": 60, "row": 179}.items():
         assert len(documents(open_any(tmp_path, documents=rule))) == n
