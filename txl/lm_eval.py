@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from txl.config import UsageError, require
-from txl.data_utils.chat import Messages
 from txl.data_utils.free_text import has_tokens
 from txl.evaluation.score import score_text
 from txl.generation.rule import Rule
@@ -31,6 +30,7 @@ from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
 from txl.language.chat import ChatLayout
 from txl.language.model import LanguageModel
+from txl.language.template import Messages
 from txl.registry import MEMORIES, settings_of_all
 from txl.runtime.records import fits
 

@@ -13,10 +13,10 @@ from lab.studies.plan import Flags, Study, words
 from lab.studies.runner import TRAINING, reading_by
 from txl.cli.flags import read_flags
 from txl.config import UsageError, build, fields_of, require
-from txl.data_utils.datasets import DATA_SETS, DataConfig
-from txl.data_utils.store import Checks
+from txl.data_utils.cache import Checks
+from txl.data_utils.config import DATA_SETS, DataConfig
+from txl.data_utils.remote import is_remote, names_in
 from txl.data_utils.texts import Texts
-from txl.data_utils.transfer import is_remote, names_in
 from txl.evaluation.config import ADDED
 from txl.evaluation.test_time import Additions
 

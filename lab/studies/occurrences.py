@@ -22,8 +22,8 @@ from lab.studies.tables import as_markdown, table_of
 from txl.cli.flags import read_flags
 from txl.cli.run import run
 from txl.config import Checked, UsageError, build, option, require
+from txl.data_utils.config import DataConfig
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.datasets import DataConfig
 from txl.evaluation.measures.token_losses import TokenLosses, read_losses
 from txl.runtime.log import print_line
 from txl.runtime.outputs import inputs_of, require_outputs, text_kind, write_text

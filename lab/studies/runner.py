@@ -24,7 +24,7 @@ from lab.perturbed import FLAGS as PERTURBED
 from lab.studies.plan import Flags, Search, Study, Task, slug, tasks, words
 from txl.cli.flags import read_flags
 from txl.config import Context, ModelConfig, UsageError, build
-from txl.data_utils.datasets import DATA_SETS, DataConfig
+from txl.data_utils.config import DATA_SETS, DataConfig
 from txl.evaluation.config import EVAL, SCORE
 from txl.evaluation.conventions import DEALING
 from txl.files import not_through_a_link, require_no_link, write_whole

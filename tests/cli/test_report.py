@@ -26,7 +26,7 @@ from txl.commands.reporting import (
 )
 from txl.commands.scoring import Split, rows_of, ways_of
 from txl.config import UsageError
-from txl.data_utils.files import CACHE
+from txl.data_utils.sources import CACHE
 from txl.evaluation.config import ReportConfig
 from txl.evaluation.gain import blocks_of
 from txl.language.model import load

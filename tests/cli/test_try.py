@@ -15,8 +15,8 @@ from txl.commands import try_text
 from txl.commands.scoring import Split
 from txl.commands.try_text import Plan, Trial, as_words, in_time, name_of, plan_of, value_of
 from txl.config import Context
-from txl.data_utils.any_files import has_spaces, survey
-from txl.data_utils.datasets import DataConfig
+from txl.data_utils.config import DataConfig
+from txl.data_utils.texts import has_spaces, survey
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.gain import Verdict, judge
 from txl.evaluation.measures.token_losses import TokenLosses

@@ -33,12 +33,10 @@ from txl.convert.huggingface import (
     to_huggingface,
 )
 from txl.convert.kimiyoung import arguments_for_kimiyoung, require_exportable
-from txl.data_utils.bytes import ALL_BYTES, Symbols
-from txl.data_utils.characters import Characters
 from txl.data_utils.free_text import decoder, encode_text
 from txl.data_utils.lm1b import SentenceVocab
 from txl.data_utils.subwords import Subwords
-from txl.data_utils.words import LowerVocab, Vocab
+from txl.data_utils.tokens import ALL_BYTES, Characters, LowerVocab, Symbols, Vocab
 from txl.files import require_writable, write_whole
 from txl.language.export import training_command, write_huggingface, write_original
 from txl.language.model import LanguageModel

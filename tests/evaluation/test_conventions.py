@@ -17,7 +17,7 @@ from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.commands import scoring
 from txl.convert import from_kimiyoung
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.errors import DataError
 from txl.data_utils.segments import equal_streams
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.conventions import reading_of

@@ -18,7 +18,7 @@ from torch import Tensor
 from txl.commands.convert import main as convert_main
 from txl.config import Context, ModelConfig
 from txl.convert import convert
-from txl.data_utils.words import Vocab
+from txl.data_utils.tokens import Vocab
 from txl.evaluation.conventions import ZeroMemory
 from txl.generation import sampling
 from txl.generation.sampling import beam_search

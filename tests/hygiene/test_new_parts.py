@@ -57,13 +57,7 @@ def edit(path: Path, before: str, line: str) -> None:
 @pytest.mark.slow
 def test_a_file_and_a_line_in_the_registry_are_all(tmp_path: Path) -> None:
     """In a copy of the repository, with all programs."""
-    for name in ("txl", "data_utils"):
-        shutil.copytree(
-            ROOT / name,
-            tmp_path / name,
-            symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+    shutil.copytree(ROOT / "txl", tmp_path / "txl", ignore=shutil.ignore_patterns("__pycache__"))
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("ba de fi go ku de ba\n" * 10)
     toy = (HERE / "toy.py").read_text().replace("max_distance", "toy_reach")
@@ -178,7 +172,6 @@ def naming(names: set[str], root: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {name: set() for name in names}
     for path in [
         *(root / "txl").rglob("*.py"),
-        *(root / "data_utils").rglob("*.py"),
         *root.glob("*.py"),
     ]:
         for name in names & set(re.findall(r"\w+", strings(path))):

@@ -21,7 +21,7 @@ from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, current_
 from txl.cli.presets import BESIDE_A_FILE, PRESETS, Entry, given_up, words_of
 from txl.cli.settings_file import NAMES_ELSEWHERE, words_of_file
 from txl.config import Context, ModelConfig, NamesParts, UsageError, fields_of, require
-from txl.data_utils.datasets import DATA_SETS
+from txl.data_utils.config import DATA_SETS
 from txl.plugins import PLUGIN_HELP, is_from_file, taken_setting
 from txl.registry import (
     ACTIVATIONS,

@@ -25,7 +25,7 @@ from txl.commands.scoring import (
 )
 from txl.config import Context, require
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.transfer import names_in
+from txl.data_utils.remote import names_in
 from txl.evaluation.config import EVAL, EvalConfig, ScoreConfig
 from txl.evaluation.gain import Gain, gains_of
 from txl.evaluation.measures.token_losses import LOSSES, write_losses

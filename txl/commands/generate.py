@@ -11,7 +11,7 @@ from txl.cli.flags import read_flags
 from txl.commands.one_model import begun_in, opened
 from txl.config import UsageError, build, require
 from txl.data_utils.free_text import decoder, encode_text, read_text, read_turns
-from txl.data_utils.tokenizer import Tokenizer
+from txl.data_utils.tokens import Tokenizer
 from txl.generation.config import GENERATE, LONGEST_SESSION, GenerateConfig
 from txl.generation.rule import Rule
 from txl.inference.reader import reading_context

@@ -17,7 +17,7 @@ from txl.commands.eval import default_streams
 from txl.commands.scoring import PLAIN, Split, rows_of, streams_of, ways_of
 from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.tokenizer import UNK, Tokenizer
+from txl.data_utils.tokens import UNK, Tokenizer
 from txl.evaluation.config import EvalConfig, ReportConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.gain import (

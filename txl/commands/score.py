@@ -23,7 +23,7 @@ from txl.config import require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.documents import documents_of
 from txl.data_utils.free_text import FreeText, encode_after, encode_text, has_tokens, read_text
-from txl.data_utils.tokenizer import UNK, Tokenizer
+from txl.data_utils.tokens import UNK, Tokenizer
 from txl.evaluation.config import EVAL, SCORE, ScoreConfig
 from txl.evaluation.reading import Reading, within
 from txl.evaluation.report import (

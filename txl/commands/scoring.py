@@ -18,8 +18,8 @@ from txl.cli.flags import Typed
 from txl.config import Context, ModelConfig, build, require
 from txl.convert import vocabulary_in
 from txl.data_utils.corpus import Corpus
+from txl.data_utils.errors import DataError
 from txl.data_utils.lm1b import SentenceRows
-from txl.data_utils.raw_text import DataError
 from txl.data_utils.segments import (
     CountedRows,
     equal_streams,

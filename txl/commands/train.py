@@ -29,7 +29,7 @@ from txl.config import Context, ModelConfig, as_dict, build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.lm1b import SentenceStream
 from txl.data_utils.segments import SegmentStream
-from txl.data_utils.tokenizer import Tokenizer
+from txl.data_utils.tokens import Tokenizer
 from txl.language.model import LanguageModel
 from txl.language.sources import tokenizer_in
 from txl.memory import unbounded

@@ -21,9 +21,9 @@ from txl.commands.scoring import Split, Way, rows_of, streams_by_default
 from txl.commands.settings import with_batch_size
 from txl.commands.train import main as train
 from txl.config import Checked, Context, ModelConfig, build, option, require
-from txl.data_utils.any_files import Survey, survey
 from txl.data_utils.corpus import LONG_WORD, Corpus, DataConfig
-from txl.data_utils.transfer import names_in
+from txl.data_utils.remote import names_in
+from txl.data_utils.texts import Survey, survey
 from txl.evaluation.config import EvalConfig, ReportConfig
 from txl.evaluation.gain import (
     Interval,

@@ -28,8 +28,7 @@ from txl.convert.llama import config_for_llama, is_decoder, to_llama
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.pretrained import as_pretrained
 from txl.data_utils.subwords import Subwords
-from txl.data_utils.tokenizer import EOS, UNK, Tokenizer
-from txl.data_utils.words import Vocab
+from txl.data_utils.tokens import EOS, UNK, Tokenizer, Vocab
 from txl.evaluation.plots import plot_curve
 from txl.files import folder_written_whole
 from txl.registry import chosen_by, is_read, settings_of_all

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from txl.checkpoint import save_tensors
 from txl.config import Context, Dtype, ModelConfig, UsageError, as_dict, require
-from txl.data_utils.tokenizer import Tokenizer
+from txl.data_utils.tokens import Tokenizer
 from txl.files import errors_naming, require_readable
 from txl.inference.kept import Begun, is_finite, misfit, n_whole, read_on
 from txl.model.streams import of_named

@@ -24,11 +24,10 @@ from torch import Tensor
 from txl.attention_rules import use_attention
 from txl.checkpoint import ModelUse
 from txl.config import Context, Dtype, ModelConfig, UsageError, fields_of, require
-from txl.data_utils.chat import Messages
+from txl.data_utils.config import is_tokenised
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.datasets import is_tokenised
 from txl.data_utils.free_text import decoded, encode_after, encode_text, has_tokens
-from txl.data_utils.tokenizer import Tokenizer
+from txl.data_utils.tokens import Tokenizer
 from txl.evaluation.score import score_text
 from txl.generation.config import LARGEST_PENALTY
 from txl.generation.ending import Ending
@@ -40,6 +39,7 @@ from txl.inference.reader import Reader, context_of_text, reading_context
 from txl.language.chat import ChatLayout
 from txl.language.kept_memory import KeptMemory, WhoRead, read_text
 from txl.language.sources import Contents, Origin, located, read_source
+from txl.language.template import Messages
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
 from txl.memory import require_works

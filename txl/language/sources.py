@@ -27,10 +27,9 @@ from txl.convert import Converted, convert
 from txl.convert.decoder import naming_fields
 from txl.convert.kimiyoung import rates_of
 from txl.convert.tensor_files import fingerprint_of
-from txl.data_utils.datasets import DATA_SETS, DataConfig, kind_of_tokenizer, tokenizer_of
+from txl.data_utils.config import DATA_SETS, DataConfig, kind_of_tokenizer, tokenizer_of
 from txl.data_utils.pretrained import Pretrained, sampling_in
-from txl.data_utils.tokenizer import EOS, Tokenizer
-from txl.data_utils.words import Vocab
+from txl.data_utils.tokens import EOS, Tokenizer, Vocab
 from txl.generation.rule import Rule
 from txl.language.texts import FORMER
 from txl.model.transformer import TransformerXL

@@ -1,19 +1,13 @@
-"""Reading text files that may be missing, empty or not UTF-8."""
+"""Errors in a text that its user can mend, one line each: the file, what is wrong, what to do."""
 
-import json
-import os
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from txl.config import UsageError
-from txl.files import content_of, lock, written_whole
-
-from .encodings import looks_like
 
 _AS_LATIN_1 = tuple(mark.decode("latin1").encode() for mark in (BOM_UTF16_LE, BOM_UTF16_BE))
 """What begins a file of UTF-16 that was converted from Latin-1."""
@@ -25,24 +19,7 @@ _FOLLOWING = 200
 
 
 class DataError(UsageError):
-    """An error in the text that the user can fix. The message names the file, what is wrong and
-    what to do."""
-
-
-@contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Let one process of this host at a time work on `folder`. A folder that does not exist is not
-    locked."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        yield
-        return
-    try:
-        lock(descriptor, wait=True)
-        yield
-    finally:
-        os.close(descriptor)
+    """An error in the text that the user can mend."""
 
 
 @contextmanager
@@ -79,7 +56,7 @@ def no_text(
     Args:
         is_string: of JSON or parquet.
         at: where in the content.
-        more: what follows the content, for it may be too short to tell its encoding.
+        more: what follows the content, which may be too short to tell its encoding.
     """
     if content.startswith(_AS_LATIN_1):
         what = "was UTF-16 and has been converted as if it were Latin-1"
@@ -95,18 +72,23 @@ def no_text(
         if is_string:
             advice = r"take \u0000 out of the string"
         return DataError(f"{where}: holds a NUL character{at}, which is no text; {advice}")
-    return DataError(
-        f"{where}: not UTF-8 ({error.reason}{at}); {_conversion(content, error.start, more)}"
-    )
+    advice = _conversion(content, error.start, more)
+    return DataError(f"{where}: not UTF-8 ({error.reason}{at}); {advice}")
 
 
-def half_a_pair(where: str) -> DataError:
-    """The error for a string with a surrogate that has no partner."""
-    what = (
-        r"holds half of a surrogate pair (such as \ud83d), which is no character and cannot be "
-        r"UTF-8"
-    )
-    return DataError(f"{where}: {what}; write the character whole, or leave the row out")
+def line_without_text(path: Path, lines: Iterable[bytes], *, are_rows: bool) -> DataError | None:
+    """The error for the first of a file's lines or rows that is no text; None if all are."""
+    unit = "line"
+    if are_rows:
+        unit = "row"
+    lines = iter(lines)
+    for n, line in enumerate(lines, 1):
+        try:
+            text_of(line)
+        except UnicodeDecodeError as error:
+            more = b"".join(islice(lines, _FOLLOWING))
+            return no_text(f"{path}, {unit} {n}", line, error, is_string=are_rows, more=more)
+    return None
 
 
 def _wide_encoding(content: bytes) -> str:
@@ -140,67 +122,44 @@ def _conversion(content: bytes, bad: int, more: bytes) -> str:
     )
 
 
-def _how_to_download(folder: Path) -> str:
-    """What brings the text of a folder that the scripts read; empty for others."""
-    from .download import SETS  # for a message only
-
-    for name, published in SETS.items():
-        if Path(published.folder).name == folder.name:
-            script = f"scripts/run_{name}.sh"
-            if name == "wt103":
-                script = "./run_wt103.sh"
-            return (
-                f", or download {name} there: {script} data (python -m data_utils.download {name}"
-                f" --out {folder})"
-            )
-    return ""
-
-
-def require_text(path: Path) -> None:
-    """Raise `DataError` unless `path` is a file that is not empty."""
-    with reading(path):
-        if not path.parent.is_dir():
-            raise DataError(
-                f"{path.parent}: no such folder; give the folder of the text files with --data"
-                f"{_how_to_download(path.parent)}"
-            )
-        if not path.is_file():
-            raise DataError(
-                f"{path}: no such file; a folder of text needs train.txt, valid.txt and test.txt;"
-                " of other files give --dataset text"
-            )
-        if not path.stat().st_size:
-            raise DataError(f"{path}: is empty; every split needs some text")
+_LOOKED_AT = 1 << 16
+"""Bytes."""
+_FEWEST = 12
+"""Bytes that are no ASCII, of fewer nothing is told."""
+_NAMED = {
+    "gb18030": "gb18030",
+    "big5": "big5",
+    "big5hkscs": "big5-hkscs",
+    "cp932": "cp932",
+    "euc_jp": "euc-jp",
+    "euc_jis_2004": "euc-jp",
+    "cp949": "cp949",
+    "euc_kr": "euc-kr",
+    "cp1251": "windows-1251",
+    "koi8_r": "koi8-r",
+    "koi8_u": "koi8-u",
+    "mac_cyrillic": "maccyrillic",
+    "cp1253": "windows-1253",
+    "iso8859_7": "iso-8859-7",
+    "cp1255": "windows-1255",
+    "cp1256": "windows-1256",
+    "cp874": "windows-874",
+}
+"""Names for iconv of what Python knows by another. Those of Latin letters are not among them: a
+short text does not tell one of them from another."""
 
 
-def line_without_text(path: Path, lines: Iterable[bytes], *, is_string: bool) -> DataError | None:
-    """The error for the first of a file's lines that is no text; None if all are.
+def looks_like(content: bytes) -> str:
+    """The name of the encoding for iconv, of those of East Asia, of Cyrillic, Greek, Hebrew, Arabic
+    and Thai; empty if the text does not tell."""
+    from charset_normalizer import from_bytes  # few texts need it
 
-    Args:
-        is_string: they are rows of JSON or parquet.
-    """
-    unit = "line"
-    if is_string:
-        unit = "row"
-    lines = iter(lines)
-    for n, line in enumerate(lines, 1):
-        try:
-            text_of(line)
-        except UnicodeDecodeError as error:
-            more = b"".join(islice(lines, _FOLLOWING))
-            return no_text(f"{path}, {unit} {n}", line, error, is_string=is_string, more=more)
-    return None
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if it is missing or damaged."""
-    try:
-        return dict(json.loads(content_of(path)))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
-
-
-def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write a JSON file."""
-    with written_whole(path) as temporary:
-        temporary.write_text(json.dumps(record), encoding="utf-8")
+    begin = content[:_LOOKED_AT]
+    if len(begin) < len(content):  # half a character at the end misleads
+        begin = begin[: 1 + max(begin.rfind(b" "), begin.rfind(b"\n"))] or begin
+    if sum(byte >= 0x80 for byte in begin) < _FEWEST:
+        return ""
+    best = from_bytes(begin).best()
+    if best is None or best.percent_coherence == 0:  # decodes, but into no language that it knows
+        return ""
+    return _NAMED.get(best.encoding, "")

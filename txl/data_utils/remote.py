@@ -1,6 +1,5 @@
-"""Text that is elsewhere, and its copies here. A file over HTTP is resumed where it was cut,
-checked, and given its name only when it is whole.
-"""
+"""Text that is elsewhere, and its copies here. A file over HTTP goes on where it was cut, is checked,
+and gets its name only when it is whole; for all else there is fsspec."""
 
 import hashlib
 import itertools
@@ -12,7 +11,6 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from email.message import Message
 from glob import has_magic
 from http.client import HTTPException
 from pathlib import Path
@@ -20,20 +18,20 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from txl.files import content_of, not_through_a_link, place_below, written_whole
+from txl.files import not_through_a_link, place_below, written_whole
 
-from .datasets import DataConfig
+from .cache import one_at_a_time, read_record, write_record
+from .config import DataConfig
+from .errors import DataError
 from .formats import kind_of
-from .raw_text import DataError, one_at_a_time, read_record, write_record
 
 TIMEOUT_S = 30.0
 """Of silence, after which a transfer counts as cut."""
 TRIES = 5
 """Cuts in a row without a new byte before the next mirror is asked."""
 _BLOCK = 1 << 16
-_AGENT = {
-    "User-Agent": "Mozilla/5.0 (compatible; txl data_utils)"
-}  # some mirrors refuse Python's own
+_AGENT = {"User-Agent": "Mozilla/5.0 (compatible; txl data_utils)"}
+"""Some mirrors refuse Python's own."""
 
 
 class Remote(NamedTuple):
@@ -58,9 +56,9 @@ def fits(path: Path, digest: str) -> bool:
         if not kind:
             return bool(file.read(1))
         if kind == "lines":
-            return sum(
-                block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")
-            ) == int(expected)
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b"")) == int(
+                expected
+            )
         return hashlib.file_digest(file, kind).hexdigest() == expected
 
 
@@ -73,157 +71,112 @@ def require_fit(path: Path, digest: str) -> None:
         raise DataError(f"{path}: {what}; move it away and start again")
 
 
-class TransferError(Exception):
-    """A mirror does not give the file; says why."""
-
-
 def load(remote: Remote, folder: Path) -> bool:
     """Bring a file into `folder`; False if it was there. Raises `DataError` if no mirror gives it,
     with what to do."""
     target = folder / remote.name
-    part = folder / f"{remote.name}.part"
     if target.exists():
         require_fit(target, remote.digest)
         return False
+    part = folder / f"{remote.name}.part"
     reasons = []
     for url in remote.urls:
         try:
-            _from_mirror(remote, url, part)
-        except TransferError as error:
-            reasons.append(f"{url}: {error}")
+            _from_mirror(url, part, remote.digest)
+        except (OSError, HTTPException, ValueError) as error:
+            why = getattr(error, "reason", None) or error
+            if isinstance(error, urllib.error.HTTPError):
+                why = f"status {error.code}"
+            reasons.append(f"{url}: {str(why) or type(why).__name__}")
             continue
         part.replace(target)
         return True
-    digest = ""
+    known = ""
     if remote.digest:
-        digest = f" ({remote.digest})"
-    why = "; ".join(reasons)
+        known = f" ({remote.digest})"
     raise DataError(
-        f"{remote.name}: cannot be loaded ({why}); put it{digest} into {folder} and start again"
+        f"{remote.name}: cannot be loaded ({'; '.join(reasons)}); put it{known} into {folder} and"
+        " start again"
     )
 
 
-def _from_mirror(remote: Remote, url: str, part: Path) -> None:
-    """Write the file to `part`. A beginning that another mirror, or an older try, left is gone on
-    with: where there is a digest to check it by, or the server says by a mark, which is kept beside
-    it, that it is of the same content."""
-    mark = None
-    if not remote.digest:
-        mark = part.with_name(f"{part.name}.mark")
-    n_try = 1
-    if _size(part):  # the beginning may be at fault
-        n_try = 2
-    for _ in range(n_try):
-        _until_whole(url, part, mark)
-        if mark is not None:
-            mark.unlink(missing_ok=True)
-        if fits(part, remote.digest):
+def _from_mirror(url: str, part: Path, digest: str) -> None:
+    """Write a file to `part`. A beginning that another mirror, or an older try, left is gone on
+    with where there is a digest to check it by; if what comes out does not fit, that may be at
+    fault, and all is asked for again."""
+    if not digest:
+        part.unlink(missing_ok=True)
+    for _ in range(1 + bool(_size(part))):
+        _until_whole(url, part, digest)
+        if fits(part, digest):
             return
         part.unlink()
-    if remote.digest:
-        raise TransferError(f"the file is another ({remote.digest} expected)")
-    raise TransferError("the file is empty")
+    what = "the file is empty"
+    if digest:
+        what = f"the file is another ({digest} expected)"
+    raise OSError(what)
+
+
+def _until_whole(url: str, part: Path, digest: str) -> None:
+    """Load what `part` lacks, and go on where it is cut. Raises `OSError` or `HTTPException` where
+    nothing new comes."""
+    mark = ""  # by which the server knows its content again
+    n_failed = n_most = 0
+    while True:
+        request = urllib.request.Request(url, headers=_AGENT)
+        n_held = _size(part)
+        if n_held:
+            request.add_header("Range", f"bytes={n_held}-")
+        if n_held and not digest:
+            request.add_header("If-Range", mark)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                mark = answer.headers.get("ETag", "")
+                if not mark.startswith('"'):  # W/"..." is of like content
+                    mark = answer.headers.get("Last-Modified", "")
+                return _append(answer, part, n_held)
+        except urllib.error.HTTPError as error:
+            if error.code != 416 or not n_held:
+                raise
+            return  # nothing is left, or it is longer than the file
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", None)
+            n_failed += 1
+            if _size(part) > n_most:
+                n_failed = 0
+            n_most = max(n_most, _size(part))
+            if n_failed == TRIES or (reason and not isinstance(reason, TimeoutError)):
+                raise
+            if not digest and not mark:
+                part.unlink(missing_ok=True)
+
+
+def _append(answer: Any, part: Path, n_held: int) -> None:
+    """Write what a server answers to `part`, which holds the beginning or is begun anew. Raises
+    `OSError` or `HTTPException` where it is cut."""
+    said = answer.headers.get("Content-Range", "")
+    if answer.status != 206:
+        n_held = 0
+        part.unlink(missing_ok=True)
+    elif not said.startswith(f"bytes {n_held}-"):
+        raise ValueError(f"answered with another range ({said})")
+    total = n_held + int(answer.headers.get("Content-Length") or 0)
+    shown = {"desc": part.stem, "unit": "B", "unit_scale": True, "disable": None}
+    with (
+        open(part, "ab", opener=not_through_a_link) as file,
+        tqdm(total=total or None, initial=n_held, **shown) as bar,
+    ):
+        while block := answer.read1(_BLOCK):
+            file.write(block)
+            bar.update(len(block))
+    if _size(part) < total:
+        raise OSError(f"cut after {_size(part):,} of {total:,} bytes")
 
 
 def _size(path: Path) -> int:
     if not path.exists():
         return 0
     return path.stat().st_size
-
-
-def _until_whole(url: str, part: Path, mark: Path | None) -> None:
-    n_failed = 0
-    while True:
-        n_held = _size(part)
-        try:
-            return _go_on(url, part, mark)
-        except urllib.error.HTTPError as error:
-            if error.code != 416 or not n_held:
-                raise TransferError(f"status {error.code}") from None
-            if mark is None:  # nothing is left, or the part is longer than the file
-                return
-            mark.unlink(missing_ok=True)
-            n_failed += 1
-            reason = "status 416"
-            no_server = False
-        except (OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
-            n_failed += 1
-            if _size(part) > n_held:
-                n_failed = 0
-            no_server = isinstance(error, urllib.error.URLError) and not isinstance(
-                reason, TimeoutError
-            )
-        if n_failed >= TRIES or no_server:
-            raise TransferError(str(reason) or type(reason).__name__) from None
-
-
-def _go_on(url: str, part: Path, mark: Path | None) -> None:
-    """Ask for the bytes that `part` lacks and append them, or for all where its `mark` is not
-    known. Raises `OSError` where they are cut."""
-    n_held = _size(part)
-    known = ""
-    if n_held and mark is not None and mark.exists():
-        known = content_of(mark).decode()
-    if mark is not None and not known:
-        n_held = 0
-    request = urllib.request.Request(url, headers=_AGENT)
-    if n_held:
-        request.add_header("Range", f"bytes={n_held}-")
-    if known:
-        request.add_header("If-Range", known)
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        said = answer.headers.get("Content-Range", "")
-        appends = answer.status == 206 and said.startswith(f"bytes {n_held}-")
-        if answer.status == 206 and not appends:
-            raise TransferError(f"answered with another range ({said})")
-        n_done = n_held
-        mode = "ab"
-        if not appends:
-            n_done = 0
-            mode = "wb"
-            known = ""
-        if mark is not None:
-            _keep_mark(mark, known, _mark_of(answer.headers), part)
-        total = None
-        if length := answer.headers.get("Content-Length"):
-            total = n_done + int(length)
-        with (
-            open(part, mode, opener=not_through_a_link) as file,
-            tqdm(
-                total=total, initial=n_done, desc=part.stem, unit="B", unit_scale=True, disable=None
-            ) as bar,
-        ):
-            while block := answer.read1(_BLOCK):
-                file.write(block)
-                bar.update(len(block))
-                n_done += len(block)
-        if total is not None and n_done < total:
-            raise OSError(f"cut after {n_done:,} of {total:,} bytes")
-
-
-def _mark_of(headers: Message) -> str:
-    """What tells this content from another under the same address; empty: the server does not
-    say."""
-    tag = headers.get("ETag", "")
-    if tag.startswith('"'):  # W/"..." is of like content
-        return tag
-    return headers.get("Last-Modified", "")
-
-
-def _keep_mark(mark: Path, known: str, new: str, part: Path) -> None:
-    """Keep the mark of an answer that goes on from the content of the mark `known`; empty: that
-    begins anew. Raises `OSError` if it is of other content."""
-    if known:
-        if new not in ("", known):
-            mark.unlink()
-            raise OSError("the file has changed meanwhile")
-        return
-    mark.unlink(missing_ok=True)
-    part.unlink(missing_ok=True)  # never an old beginning beside a new mark
-    if new:
-        with open(mark, "x", encoding="utf-8", opener=not_through_a_link) as file:
-            file.write(new)
 
 
 HERE = Path("data")
@@ -236,12 +189,9 @@ for again."""
 def with_copies(config: DataConfig) -> DataConfig:
     """The configuration with what --data names elsewhere copied to `HERE`, and named there. What is
     there already is not asked for again. Raises `DataError` if it cannot be copied."""
-    names = names_in(config.data)
-    if not any(map(is_remote, names)):
-        return config
     if isinstance(config.data, str):
         return replace(config, data=_copied(config.data))
-    return replace(config, data=tuple(map(_copied, names)))
+    return replace(config, data=tuple(map(_copied, config.data)))
 
 
 def names_in(data: tuple[str, ...] | str) -> tuple[str, ...]:
@@ -281,22 +231,25 @@ def place_of(name: str) -> Path:
         if before.is_dir():  # where versions up to 0.3 have copied it to
             return before / member.removeprefix(fixed).strip("/")
         return HERE / protocol / _as_name(archive) / member.strip("/")
-    rest = member
     if not _is_web(name):
-        return HERE / protocol / rest.strip("/")
-    rest, _, query = rest.partition("#")[0].partition("?")
+        return HERE / protocol / member.strip("/")
+    rest, _, query = member.partition("#")[0].partition("?")
     place = HERE / protocol / rest.strip("/")
     if not query:
         return place
+    return place.with_name(_with_query(place.name, query))
+
+
+def _with_query(name: str, query: str) -> str:
     of_query = re.sub(r"[^\w.-]+", "_", query)
-    suffixes = _suffixes(place.name)
+    suffixes = _suffixes(name)
     if not kind_of(Path(f"a{suffixes}")) and kind_of(Path(f"a{_suffixes(of_query)}")):
         suffixes = _suffixes(of_query)
     of_query = of_query.removesuffix(suffixes)[:60]
     is_simple = re.fullmatch(r"[^\W_]{1,30}=[^\W_]{1,30}", query)
     if not is_simple:  # of another query the same may be left
         of_query += f"_{hashlib.sha256(query.encode()).hexdigest()[:8]}"
-    return place.with_name(f"{place.name.removesuffix(suffixes)}_{of_query}{suffixes}")
+    return f"{name.removesuffix(suffixes)}_{of_query}{suffixes}"
 
 
 def _parts(name: str) -> tuple[str, str, str]:
@@ -348,25 +301,24 @@ def _copied(name: str) -> str:
     place = place_of(name)
     if ".." in place.parts:
         raise DataError(f"--data {name}: goes up by '..'; name it by its own address")
-    if _is_web(name):  # with our own transfer, which goes on where it was cut
+    if not _is_web(name):
+        _copy_below(name)
+    elif not place.is_file():  # with our own transfer, which goes on where it was cut
         place.parent.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(place.parent):
-            if not place.is_file():
-                load(Remote(place.name, [name]), place.parent)
-    else:
-        _copy_below(name)
+            load(Remote(place.name, [name]), place.parent)
     return str(place)
 
 
 def _copy_below(name: str) -> None:
     """Copy a file, the files of text of a folder and below it, or those that a glob matches."""
-    fixed = _without_glob(name)
-    place = place_of(fixed)
     if is_copied(name):
         return
     from fsspec.callbacks import TqdmCallback
     from fsspec.core import url_to_fs
 
+    fixed = _without_glob(name)
+    place = place_of(fixed)
     with _asking(name):
         system, top = url_to_fs(fixed)
         if fixed == name:
@@ -399,12 +351,11 @@ def _place_of_member(name: str, place: Path, file: str, top: str, about: Mapping
     Args:
         about: what fsspec says of the file.
     """
+    of_zip = (about.get("external_attr") or 0) >> 16
     try:
         if os.path.isabs(file) != os.path.isabs(top) or ".." in Path(file).parts:
             raise ValueError(f"the name {file!r} leads out of its folder")
-        if about.get("linkname") or stat.S_ISLNK(
-            (about.get("external_attr") or 0) >> 16
-        ):  # of tar, of zip
+        if about.get("linkname") or stat.S_ISLNK(of_zip):
             raise ValueError(f"{file!r} is a link")
         return place_below(place, os.path.relpath(file, top))
     except ValueError as error:

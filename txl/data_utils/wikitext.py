@@ -5,12 +5,8 @@ import re
 import string
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import partial
 
-from .datasets import DataSet
-from .texts import SPLITS, Texts
-from .tokenizer import EOS
-from .words import Vocab, WordNumbers
+from .tokens import EOS
 
 _INSIDE_WORD = re.compile(r"(?:(?<=\w)|(?<=<unk>))-(?=\w|<unk>)")
 _NUMBER = re.compile(r"(?<![\w.,])\d++(?:[.,](?:\d++|<unk>))++(?!\w)")
@@ -160,7 +156,3 @@ class Detokeniser:
             return True, False
         self._open.add(mark)
         return False, True
-
-
-WT103 = DataSet(Texts, Vocab, ("train",), partial(WordNumbers, Vocab), special=(EOS,))
-WT2 = DataSet(Texts, Vocab, SPLITS, partial(WordNumbers, Vocab), special=(EOS,))

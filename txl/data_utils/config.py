@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from txl.config import SEED, Checked, option
 from txl.registry import DATA_SETS
 
-from .raw_text import DataError
+from .errors import DataError
 
 if TYPE_CHECKING:
     from .texts import Texts
-    from .tokenizer import Numbering, Tokenizer
+    from .tokens import Tokenizer
 
 RUNNING = ("text", "bpe", "bytes", "characters", "pretrained")
 """Data sets whose text may come in any files; their documents are found, and valid and test split
@@ -130,9 +130,8 @@ class DataSet(NamedTuple):
         texts: where its files are, of which split, and how they fall into documents.
         tokenizer: the kind of its tokenizer.
         counted: the splits that make the vocabulary.
-        numbering: what counts their symbols; None: the vocabulary is not counted.
         known: the tokenizer, where no text has to be read for it.
-        trained: the tokenizer that is trained on pieces of text.
+        trained: the tokenizer that is trained on texts; None: their symbols are counted.
         special: words that come first in the vocabulary.
         has_sentences: trained on shuffled sentences.
         is_tokenised: running text becomes words as WikiText's does, and back.
@@ -143,7 +142,6 @@ class DataSet(NamedTuple):
     texts: "type[Texts]"
     tokenizer: "type[Tokenizer]"
     counted: tuple[str, ...] = ()
-    numbering: "Callable[[], Numbering] | None" = None
     known: "Callable[[Any], Tokenizer | None]" = lambda texts: None
     trained: "Callable[[Iterator[bytes], DataConfig], Tokenizer] | None" = None
     special: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from .raw_text import DataError
+from .errors import DataError
 
 
 class Segment(NamedTuple):

@@ -1,20 +1,19 @@
 """Ids that somebody else made: files of integers, and the documents among them."""
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
-from .datasets import DataSet
-from .raw_text import DataError, reading
-from .store import Store
+from .cache import Store
+from .config import DataSet
+from .errors import DataError, reading
 from .texts import SPLITS, Texts
-from .tokenizer import Batch, Block, Encoded, RunningTokenizer, Tokenizer
+from .tokens import RunningTokenizer, Tokenizer, Tokens
 
 LARGEST = 2**24
 """Tokens of a vocabulary."""
@@ -40,7 +39,7 @@ class Integers(RunningTokenizer):
     def eos_id(self) -> int:
         return 0
 
-    def encode(self, text: str) -> Encoded:
+    def encode(self, text: str) -> Tokens:
         numbers: list[int] = []
         ends: list[int] = []
         for word in re.finditer(r"\S+", text):
@@ -49,10 +48,7 @@ class Integers(RunningTokenizer):
                 raise DataError(f"{word[0]!r}: {what}")
             numbers.append(int(word[0]))
             ends.append(word.end())
-        return Encoded(np.array(numbers, dtype=np.int64), np.array(ends, dtype=np.int64))
-
-    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
-        raise NotImplementedError("ids are read as they are")
+        return Tokens(np.array(numbers, dtype=np.int64), np.array(ends, dtype=np.int64))
 
     def text_of(self, ids: Iterable[int]) -> str:
         return "".join(f" {i}" for i in ids)
@@ -61,9 +57,9 @@ class Integers(RunningTokenizer):
         return lambda token: f" {token}"
 
 
+_BLOCK = 1 << 22
 _HEADS_OF_LLM_C = (20240520, 20240801)
 """What llm.c's files of ids begin with, of GPT-2's and of Llama 3's."""
-_BLOCK = 1 << 22
 _FEWEST = 16
 """Fewer ids tell nothing of their type."""
 
@@ -76,9 +72,15 @@ def open_ids(path: Path) -> np.ndarray:
             raise DataError(
                 f"{path}: no such file; --dataset ids needs a file of each split, .npy or .bin"
             )
-        if path.suffix == ".bin":
-            return _bin(path)
-        return _npy(path)
+        if path.suffix == ".npy":
+            return _npy(path)
+        foreign = _foreign(path)
+        if foreign:
+            raise DataError(
+                f"{path}: {foreign}; a .bin file holds uint16 and nothing else, as nanoGPT writes"
+                f" it; write other ids with numpy.save as {path.stem}.npy"
+            )
+        return np.memmap(path, dtype="<u2", mode="r")
 
 
 def _npy(path: Path) -> np.ndarray:
@@ -87,15 +89,10 @@ def _npy(path: Path) -> np.ndarray:
             ids = np.lib.format.open_memmap(path, mode="r")
     except OSError:
         raise
-    except (
-        Exception
-    ) as error:  # numpy reads the header as Python, and raises whatever that and the sizes give
-        if "Python objects" in str(error):
-            advice = "join rows with np.concatenate and save one array of integers"
-            raise DataError(
-                f"{path}: holds Python objects, such as rows of different lengths; {advice}"
-            ) from None
+    except Exception as error:  # numpy reads the header as Python, and raises whatever that gives
         why = (str(error).splitlines() or [type(error).__name__])[0]
+        if "Python objects" in why:
+            why = "holds Python objects, such as rows of different lengths"
         raise DataError(f"{path}: no array of numpy ({why}); use np.save") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
         raise DataError(
@@ -104,68 +101,38 @@ def _npy(path: Path) -> np.ndarray:
     return ids
 
 
-def _bin(path: Path) -> np.ndarray:
-    """The ids of a file as nanoGPT writes it: uint16, without a header."""
-    with path.open("rb") as file:
-        head = file.read(8)
+def _foreign(path: Path) -> str:
+    """What tells that a .bin file is none of nanoGPT's; empty: nothing does."""
     size = path.stat().st_size
-    if head.startswith(b"\x93NUMPY"):
-        raise DataError(f"{path}: holds an array of numpy; name it {path.stem}.npy")
     if path.with_suffix(".idx").is_file():
-        raise _not_read(path, "is a file of Megatron-LM or fairseq, as the .idx beside it says")
-    if int.from_bytes(head[:4], "little") in _HEADS_OF_LLM_C:
-        raise _not_read(path, "begins with a header of llm.c")
+        return "is a file of Megatron-LM or fairseq, as the .idx beside it says"
     if not size or size % 2:
-        raise _not_read(path, f"has {size} bytes, which are no ids of 2 bytes")
-    ids = np.memmap(path, dtype="<u2", mode="r")
-    first = ids[:_BLOCK]
+        return f"has {size} bytes, which are no ids of 2 bytes"
+    first = np.fromfile(path, dtype="<u2", count=_BLOCK)
+    head = first[:4].tobytes()
+    if head.startswith(b"\x93NUMPY"):
+        return "holds an array of numpy and has another name"
+    if int.from_bytes(head[:4], "little") in _HEADS_OF_LLM_C:
+        return "begins with a header of llm.c"
     if len(first) >= _FEWEST and first[::2].any() and not first[1::2].any():
-        raise _not_read(path, "every second id is 0, as in ids of 4 or 8 bytes")
-    return ids
+        return "every second id is 0, as in ids of 4 or 8 bytes"
+    return ""
 
 
-def _not_read(path: Path, what: str) -> DataError:
-    read = "a .bin file holds uint16 and nothing else, as nanoGPT writes it"
-    convert = f"write other ids with numpy.save as {path.stem}.npy"
-    return DataError(f"{path}: {what}; {read}; {convert}")
-
-
-class Extremes(NamedTuple):
-    """What was found in ids.
-
-    Attributes:
-        least, largest, n_distinct: of the ids; those that no vocabulary has do not count as
-            distinct.
-        first_negative: the index of the first id below 0; -1: there is none.
-    """
-
-    least: int
-    largest: int
-    n_distinct: int
-    first_negative: int
-
-
-def extremes_of(ids: np.ndarray) -> Extremes:
-    """Read all ids, a block at a time."""
+def extremes_of(ids: np.ndarray) -> tuple[int, int, int]:
+    """The least and the largest of all ids, and how many distinct ones there are of those that a
+    vocabulary can have. A block is read at a time."""
     seen = np.zeros(LARGEST + 1, dtype=bool)
-    least = int(ids[0])
-    largest = least
-    first_negative = -1
+    lows = []
+    highs = []
     for begin in range(0, len(ids), _BLOCK):
         block = np.asarray(ids[begin : begin + _BLOCK])
-        low = int(block.min())
-        high = int(block.max())
-        if low < 0 and first_negative < 0:
-            first_negative = begin + int(np.argmax(block < 0))
-        least = min(least, low)
-        largest = max(largest, high)
-        if low < 0 or high > LARGEST:
+        lows.append(int(block.min()))
+        highs.append(int(block.max()))
+        if lows[-1] < 0 or highs[-1] > LARGEST:
             block = block[(block >= 0) & (block <= LARGEST)]
         seen[block] = True
-    return Extremes(least, largest, int(seen.sum()), first_negative)
-
-
-_NAMES = {"valid": ("valid", "val")}
+    return min(lows), max(highs), int(seen.sum())
 
 
 class Streams(Texts):
@@ -175,15 +142,18 @@ class Streams(Texts):
     rule = "row"
 
     def files(self, split: str) -> list[Path]:
-        paths = self._may_be(split)
-        return [next(filter(Path.is_file, paths), paths[0])]
+        there = self._there(split)
+        return there[:1] or [self.home / f"{split}.npy"]
 
-    def _may_be(self, split: str) -> list[Path]:
-        names = _NAMES.get(split, (split,))
-        return [self.home / f"{name}{suffix}" for suffix in (".npy", ".bin") for name in names]
+    def _there(self, split: str) -> list[Path]:
+        names = [split]
+        if split == "valid":
+            names.append("val")
+        paths = [self.home / f"{name}{suffix}" for suffix in (".npy", ".bin") for name in names]
+        return list(filter(Path.is_file, paths))
 
     def require(self, split: str) -> None:
-        there = list(filter(Path.is_file, self._may_be(split)))
+        there = self._there(split)
         if len(there) > 1:
             both = f"{there[0]} and {there[1].name}: both hold the {split} split"
             raise DataError(f"{both}; remove one, or name it otherwise")
@@ -191,30 +161,21 @@ class Streams(Texts):
 
     def ready(self, split: str, n_token: int) -> Store | None:
         """Raises `DataError` if ids are outside the vocabulary."""
-        (path,) = self.files(split)
         ids = self._open(split)
-        extremes = self._extremes(split)
-        if extremes.first_negative >= 0:
-            what = (
-                f"holds the id {extremes.least}, first at index {extremes.first_negative}; ids count "
-                "from 0"
-            )
-            raise DataError(f"{path}: {what}: take out what marks padding or no target")
-        if extremes.largest >= n_token:
-            held = (
-                f"holds ids from {extremes.least} to {extremes.largest}, outside the vocabulary of "
-                f"{n_token}"
-            )
-            raise DataError(f"{path}: {held}; give a larger --vocab_size, or other ids")
-        nothing = np.zeros(0, dtype=np.uint64)
-        counts = {"n_unknown": 0, "n_eos": 0, "n_document": 0}
-        return Store(ids, None, [0], nothing, nothing, counts)
+        least, largest, _ = self._extremes(split)
+        path = self.files(split)[0]
+        if least < 0:
+            advice = "ids count from 0: take out what marks padding or no target"
+            raise DataError(f"{path}: holds the id {least}; {advice}")
+        if largest >= n_token:
+            what = f"holds ids from {least} to {largest}, outside the vocabulary of {n_token}"
+            raise DataError(f"{path}: {what}; give a larger --vocab_size, or other ids")
+        return Store(ids)
 
     def fingerprint(self, split: str) -> str:
         """Hex digest of the ids of a split, and of where documents begin, if anything says so."""
-        (path,) = self.files(split)
-        digest = self.checks.digest(path)
-        beside = _documents_of(path)
+        digest = self.checks.digest(self.files(split)[0])
+        beside = self._beside(split)
         if not beside.is_file():
             return digest
         both = digest + self.checks.digest(beside)
@@ -225,22 +186,20 @@ class Streams(Texts):
         for split in filter(self.is_there, SPLITS):
             with suppress(DataError):  # a damaged split is refused once it is read
                 ids = self._open(split)
-                extremes = self._extremes(split)
-                counts = f"{len(ids):,} ids of {ids.dtype.name}, {extremes.n_distinct:,} distinct"
+                _, largest, n_distinct = self._extremes(split)
+                counts = f"{len(ids):,} ids of {ids.dtype.name}, {n_distinct:,} distinct"
                 name = self.files(split)[0].name
-                described.append(f"{name}: {counts}, the largest {extremes.largest:,}")
+                described.append(f"{name}: {counts}, the largest {largest:,}")
         self.note = "; ".join(described)
 
     def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
-        (path,) = self.files(split)
-        beside = _documents_of(path)
+        beside = self._beside(split)
         if not beside.is_file():
             needs = "documents of --dataset ids need the index where each begins there"
             raise DataError(f"{beside}: no such file; {needs}")
         starts = open_ids(beside).astype(np.int64)
         if (np.diff(starts) <= 0).any() or starts[0] < 0 or starts[-1] >= len(store.ids):
-            n_id = f"{len(store.ids)}, the number of ids in {path.name}"
-            what = f"holds no ascending indices below {n_id}"
+            what = f"holds no ascending indices below {len(store.ids)}, the number of ids"
             raise DataError(f"{beside}: {what}")
         return starts
 
@@ -250,29 +209,23 @@ class Streams(Texts):
             return Integers(self.config.vocab_size)
         largest = 0
         for split in filter(self.is_there, SPLITS):
-            number = self._extremes(split).largest
+            number = self._extremes(split)[1]
             if number >= LARGEST:
-                shown = str(number)
-                if number in (2**32 - 1, 2**64 - 1):
-                    shown = f"{number} (-1 as an unsigned number)"
-                what = f"holds the id {shown}; a vocabulary has at most {LARGEST} tokens"
+                what = f"holds the id {number}; a vocabulary has at most {LARGEST} tokens"
                 raise DataError(f"{self.files(split)[0]}: {what}")
             largest = max(largest, number)
         return Integers(1 + largest)
 
+    def _beside(self, split: str) -> Path:
+        path = self.files(split)[0]
+        return path.with_name(f"{path.stem}.documents.npy")
+
     def _open(self, split: str) -> np.ndarray:
         return open_ids(self.files(split)[0])
 
-    def _extremes(self, split: str) -> Extremes:
-        (path,) = self.files(split)
-        measured = self.checks.result(
-            path, "extremes of ids", lambda: json.dumps(extremes_of(self._open(split)))
-        )
-        return Extremes(*json.loads(measured))
-
-
-def _documents_of(path: Path) -> Path:
-    return path.with_name(f"{path.stem}.documents.npy")
+    def _extremes(self, split: str) -> list[int]:
+        path = self.files(split)[0]
+        return self.checks.result(path, "extremes", lambda: list(extremes_of(open_ids(path))))
 
 
 IDS = DataSet(Streams, Integers, ("train", "valid"), known=lambda texts: texts.vocabulary())

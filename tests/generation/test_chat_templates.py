@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from txl.data_utils import chat, processes
-from txl.data_utils.chat import ChatTemplate, Layout
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.errors import DataError
+from txl.language import processes, template
+from txl.language.template import ChatTemplate, Layout
 
 SMOLLM = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -65,21 +65,21 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("template", "said"), REFUSED)
-def test_what_a_template_must_not_do_is_one_line(template: str, said: str) -> None:
+@pytest.mark.parametrize(("source", "said"), REFUSED)
+def test_what_a_template_must_not_do_is_one_line(source: str, said: str) -> None:
     with pytest.raises(DataError, match=said) as refused:
-        ChatTemplate(template, NAMES).text_of(TALK)
+        ChatTemplate(source, NAMES).text_of(TALK)
     assert str(refused.value).startswith("chat template: ")
     assert "\n" not in str(refused.value)
 
 
 def test_a_template_is_bounded_in_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "_SECONDS", 1)
+    monkeypatch.setattr(template, "_SECONDS", 1)
     monkeypatch.setattr(processes, "MEMORY", 1 << 28)
     loops = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
-    for template in (loops, "{{ 'a' * 10 ** 9 }}"):
+    for source in (loops, "{{ 'a' * 10 ** 9 }}"):
         with pytest.raises(DataError, match=r"^chat template: "):
-            ChatTemplate(template, NAMES).text_of(TALK)
+            ChatTemplate(source, NAMES).text_of(TALK)
 
 
 @pytest.mark.parametrize(
@@ -103,21 +103,21 @@ def test_messages_that_are_none_are_refused(messages: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "end"), [(SMOLLM, "<|im_start|>assistant\n Ho "), (LLAMA_3, '"é<"}Ho')]
+    ("source", "end"), [(SMOLLM, "<|im_start|>assistant\n Ho "), (LLAMA_3, '"é<"}Ho')]
 )
-def test_an_answer_that_is_begun_goes_on(template: str, end: str) -> None:
+def test_an_answer_that_is_begun_goes_on(source: str, end: str) -> None:
     """White space at its end is the template's to keep."""
     begun = [*TALK[:1], {"role": "assistant", "content": " Ho "}]
-    said = ChatTemplate(template, NAMES).text_of(begun, is_finished=False)
+    said = ChatTemplate(source, NAMES).text_of(begun, is_finished=False)
     assert said.endswith(end)
 
 
 def test_a_call_of_a_tool_needs_no_content() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
-    template = (
+    source = (
         "{% for m in messages %}{{ m.content }}{{ (m.tool_calls or [{}])[0].name }}{% endfor %}"
     )
-    said = ChatTemplate(template, NAMES).text_of([TALK[0], call])
+    said = ChatTemplate(source, NAMES).text_of([TALK[0], call])
     assert said == " Hi add"
 
 

@@ -1,24 +1,24 @@
 """The tokenizer of a pretrained model: of a folder of Hugging Face, with its special tokens."""
 
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
 from txl.files import typed_content
 
-from .any_files import AnyFiles
-from .datasets import DataSet
-from .documents import Piece, pieces_in
+from .config import DataSet
+from .documents import Document, documents_in
+from .errors import DataError, reading, text_of
 from .formats import has_rows
-from .raw_text import DataError, reading, text_of
 from .subwords import Subwords, tokenizer_content
-from .texts import Texts
-from .tokenizer import MEASURES, Batch, Block, Encoded, escaped, sizes_of
+from .texts import AnyFiles, Texts
+from .tokens import Tokens, escaped
 
 _LOG = logging.getLogger(__name__)
 _TOKENIZER = "tokenizer.json"
@@ -55,7 +55,6 @@ class Pretrained(Subwords):
     """
 
     keeps_line_ends = True
-    by_file = True
     encodes_in_one = True
     recognises_special = True
 
@@ -74,7 +73,7 @@ class Pretrained(Subwords):
             raise ValueError("a special token is none of the vocabulary")
         self.special = special
         self.end_id = None
-        self._begins = tuple(self.encoder.begins())
+        self._begins = self._prefix()
 
     @classmethod
     def of_folder(cls, folder: Path, n_token: int) -> "Pretrained":
@@ -165,6 +164,12 @@ class Pretrained(Subwords):
     def sampling(self) -> Mapping[str, float]:
         return self.special.sampling
 
+    def _prefix(self) -> tuple[int, ...]:
+        """The tokens that the post-processor puts before a text."""
+        encoding = self._library.encode("a", add_special_tokens=True)
+        n_added = (*encoding.special_tokens_mask, 0).index(0)
+        return tuple(encoding.ids[:n_added])
+
     def special_in(self, text: str) -> dict[str, int]:
         """None is read as text."""
         return {}
@@ -173,26 +178,64 @@ class Pretrained(Subwords):
         return self._special.sub("", text) if self._special else text
 
     def text_of(self, ids: Sequence[int]) -> str:
-        return self.encoder.decode(ids)
+        return self._spelled(ids)
 
     def decoded(self, ids: Iterable[int]) -> str:
         """As the library decodes them, half a character at the end too."""
-        return self.encoder.decode(list(ids))
+        return self._spelled(list(ids))
 
-    def encode(self, text: str) -> Encoded:
-        parts = InOnePiece(self.encoder.encode).add(text, is_last=True)
-        ids = [np.zeros(0, dtype=np.uint32), *(part.ids for part in parts)]
-        begins = np.cumsum([0, *(part.n_character for part in parts)])
+    def encode(self, text: str) -> Tokens:
+        ids = [np.zeros(0, dtype=np.uint32)]
         ends = [np.zeros(0, dtype=np.int64)]
-        for begin, part in zip(begins, parts, strict=False):
-            ends.append(begin + part.ends)
-        return Encoded(np.concatenate(ids), np.concatenate(ends))
+        begin = 0
+        for part, one in InOnePiece(self.encode_window).add(text, is_last=True):
+            ids.append(one.ids)
+            ends.append(begin + one.ends)
+            begin += len(part)
+        return Tokens(np.concatenate(ids), np.concatenate(ends))
 
-    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
-        pieces: dict[str, InOnePiece] = {}
-        for batch in batches:
-            piece = pieces.setdefault(batch.split, InOnePiece(self.encoder.encode))
-            yield _block(batch, piece)
+    def encode_window(self, text: str) -> Tokens:
+        """The tokens of a text of about a megabyte at most."""
+        (one,) = self._tokens([text], with_ends=True)
+        return one
+
+    def encode_documents(
+        self, documents: Iterable[Document]
+    ) -> Iterator[tuple[list[Document], list[Tokens]]]:
+        for in_parts, group in itertools.groupby(documents, _in_parts()):
+            if in_parts:
+                yield from self._encode_parts(group)
+            else:
+                yield from super().encode_documents(group)
+
+    def _encode_parts(
+        self, documents: Iterable[Document]
+    ) -> Iterator[tuple[list[Document], list[Tokens]]]:
+        """Parts of documents, cut elsewhere: where tokens end."""
+        piece = InOnePiece(self.encode_window)
+        begins_file = False
+        for document in documents:
+            begins_file = begins_file or document.begins_file
+            found = piece.add(text_of(document.text), is_last=document.ends)
+            for i, (text, one) in enumerate(found, 1):
+                part = Document(text.encode(), False, document.split, None, begins_file)
+                if i == len(found):
+                    part = part._replace(ends=document.ends, place=document.place)
+                yield [part], [one]
+                begins_file = False
+
+
+def _in_parts() -> Callable[[Document], bool]:
+    """What tells of each of the next documents whether it is a part of one."""
+    is_open = False
+
+    def in_parts(document: Document) -> bool:
+        nonlocal is_open
+        is_part = is_open or not document.ends
+        is_open = not document.ends
+        return is_part
+
+    return in_parts
 
 
 def as_pretrained(subwords: Subwords) -> Pretrained:
@@ -214,22 +257,6 @@ def as_pretrained(subwords: Subwords) -> Pretrained:
     return Pretrained(json.dumps(content), special)
 
 
-class Part(NamedTuple):
-    """Tokens of a text, in order.
-
-    Attributes:
-        ids: (N,).
-        ends: characters of the part up to the end of each, (N,).
-        sizes: see `sizes_of`, (N, 4).
-        n_character: in the part.
-    """
-
-    ids: np.ndarray
-    ends: np.ndarray
-    sizes: np.ndarray
-    n_character: int
-
-
 _WINDOW = 1 << 20
 """Characters that are encoded at a time."""
 _OVERLAP = 1 << 12
@@ -246,82 +273,65 @@ class InOnePiece:
     the end of a token of both, before which their tokens agree.
 
     Args:
-        encode: see `Encoder.encode`.
+        encode: gives the tokens of a text, with their ends.
     """
 
-    def __init__(self, encode: Callable[[Sequence[str], bool], Any]) -> None:
+    def __init__(self, encode: Callable[[str], Tokens]) -> None:
         self._encode = encode
         self._text = ""
         self._n_done = 0
         self._before = np.zeros(0, dtype=np.uint32)  # the last tokens up to there
 
-    def add(self, text: str, *, is_last: bool) -> list[Part]:
-        """The tokens that are certain when a text goes on with this, all if it ends with it."""
+    def add(self, text: str, *, is_last: bool) -> list[tuple[str, Tokens]]:
+        """What is certain when a text goes on with this, all if it ends with it: parts of the text,
+        and the tokens of each."""
         self._text += text
-        parts: list[Part] = []
+        parts = []
         while len(self._text) - self._n_done > _WINDOW + _OVERLAP:
-            parts.append(self._window(self._text[: self._n_done + _WINDOW + _OVERLAP]))
+            parts.append(self._taken(self._text[: self._n_done + _WINDOW + _OVERLAP], _OVERLAP))
         if is_last:
             if self._text:
-                parts.append(self._taken(self._text, len(self._text)))
+                parts.append(self._taken(self._text, 0))
             self._text = ""
             self._n_done = 0
             self._before = self._before[:0]
         return parts
 
-    def _window(self, window: str) -> Part:
-        """The tokens that end well before the end of a window."""
-        part = self._taken(window, len(window) - _OVERLAP)
-        n_done = self._n_done + part.n_character
-        n_dropped = max(0, n_done - _OVERLAP)
-        self._text = self._text[n_dropped:]
-        self._n_done = n_done - n_dropped
-        self._before = np.concatenate([self._before, part.ids])[-_AGREEING:]
-        return part
-
-    def _taken(self, window: str, limit: int) -> Part:
-        """The new tokens of a window up to the last that ends within a limit."""
-        (encoded,) = self._encode([window], True)
-        ends = np.maximum.accumulate(encoded.ends)
-        is_new = ends > self._n_done
-        if self._n_done:
-            before = encoded.ids[~is_new][-len(self._before) :]
-            is_border = self._n_done in ends
-            if not is_border or not np.array_equal(before, self._before):
+    def _taken(self, window: str, n_left: int) -> tuple[str, Tokens]:
+        """The new part of a window up to the last token that ends before its last `n_left`
+        characters."""
+        begin = self._n_done
+        tokens = self._encode(window)
+        ends = np.maximum.accumulate(tokens.ends)
+        is_new = ends > begin
+        if begin:
+            before = tokens.ids[~is_new][-len(self._before) :]
+            if begin not in ends or not np.array_equal(before, self._before):
                 raise DataError(
                     "tokenizer.json: a text of more than a megabyte cannot be encoded in parts, as"
                     " tokens depend on what stands far from them; give it in shorter files"
                 )
-        within = is_new & (ends <= limit)
-        end = limit
-        if limit < len(window):
-            if not within.any():
-                raise DataError(
-                    "tokenizer.json: a token is longer than a megabyte; give another text"
-                )
-            end = int(ends[within][-1])
-        begin = self._n_done
-        sizes = sizes_of(window, ends)[within]
-        return Part(encoded.ids[within], ends[within] - begin, sizes, end - begin)
+        end = len(window)
+        if n_left:
+            end = _border(window, ends[is_new & (ends <= len(window) - n_left)])
+        is_taken = is_new & (ends <= end)
+        ids = tokens.ids[is_taken]
+        n_dropped = max(0, end - _OVERLAP)
+        self._text = self._text[n_dropped:]
+        self._n_done = end - n_dropped
+        self._before = np.concatenate([self._before, ids])[-_AGREEING:]
+        return window[begin:end], Tokens(ids, ends[is_taken] - begin)
 
 
-def _block(batch: Batch, piece: InOnePiece) -> Block:
-    """The tokens of a batch that are certain; `piece` holds those of a document that goes on."""
-    text_of(batch.content)  # its errors name a place in the whole
-    parts: list[Part] = []
-    ends = []
-    begin = 0
-    for end in batch.ends:
-        parts += piece.add(batch.content[begin:end].decode(), is_last=True)
-        ends.append(sum(len(part.ids) for part in parts))
-        begin = end
-    parts += piece.add(batch.content[begin:].decode(), is_last=False)
-    ids = [np.zeros(0, dtype=np.uint32), *(part.ids for part in parts)]
-    block = Block(np.concatenate(ids), np.array(ends, dtype=np.int64))
-    if batch.measured:
-        none = np.zeros((0, len(MEASURES)), dtype=np.uint32)
-        block = block._replace(sizes=np.concatenate([none, *(part.sizes for part in parts)]))
-    return block
+def _border(window: str, ends: np.ndarray) -> int:
+    """The last of these ends of tokens behind which there is white space, else the last: words are
+    counted whole."""
+    if not len(ends):
+        raise DataError("tokenizer.json: a token is longer than a megabyte; give another text")
+    for end in ends[:-_OVERLAP:-1].tolist():
+        if window[end].isspace():
+            return end
+    return int(ends[-1])
 
 
 def _drop_without_rows(parts: dict[str, Any], n_token: int, path: Path) -> bool:
@@ -466,8 +476,8 @@ class AsItStands(AnyFiles):
             return rule, why
         return "file", "a file is read in one piece"
 
-    def pieces_in(self, path: Path) -> Iterator[Piece]:
-        return pieces_in(path, self.rule, self.config.text_field, adds_line_end=False)
+    def documents_in(self, path: Path) -> Iterator[Document]:
+        return documents_in(path, self.rule, self.config.text_field, adds_line_end=False)
 
 
 def _given(texts: Texts) -> Pretrained:

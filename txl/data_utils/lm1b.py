@@ -9,15 +9,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from .datasets import DataSet
+from .cache import Store
+from .config import DataSet
+from .documents import Document
 from .download import SHARDS, VOCABULARY
+from .errors import DataError
 from .free_text import read_text
-from .raw_text import DataError
 from .segments import Segment, TrainingSegment, as_tensor, draws_of
-from .store import Store
 from .texts import Texts
-from .tokenizer import EOS, UNK, Batch, Block, Tokenizer
-from .words import Vocab
+from .tokens import EOS, UNK, Tokenizer, Tokens, Vocab, is_measured
 
 
 class SentenceVocab(Vocab):
@@ -25,7 +25,6 @@ class SentenceVocab(Vocab):
     beginning of each file, `<UNK>` for unknown words. They are encoded from `<eos>` and `<unk>`,
     and decoded to them."""
 
-    by_file = True
     _NAMES: ClassVar = {"<S>": EOS, "<UNK>": UNK}
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -35,15 +34,15 @@ class SentenceVocab(Vocab):
                 raise ValueError(f"has no {word}")
             self.index.setdefault(name, self.index[word])
 
-    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
-        for batch in batches:
-            (block,) = super().encode_batches([batch])
-            if batch.begins_file:
-                ids = np.insert(block.ids, 0, self.eos_id)
-                block = block._replace(ids=ids, ends=block.ends + 1)
-                if block.sizes is not None:
-                    block = block._replace(sizes=np.insert(block.sizes, 0, 0, axis=0))
-            yield block
+    def encode_batch(self, documents: Sequence[Document]) -> list[Tokens]:
+        found = super().encode_batch(documents)
+        for i, document in enumerate(documents):
+            if document.begins_file:
+                ids = np.insert(found[i].ids, 0, self.eos_id)
+                found[i] = found[i]._replace(ids=ids)
+                if is_measured(documents):
+                    found[i] = found[i]._replace(ends=np.insert(found[i].ends, 0, 0))
+        return found
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         return [self._NAMES.get(word, word) for word in super().decode(ids)]

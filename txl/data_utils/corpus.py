@@ -1,9 +1,9 @@
-"""A text as memory-mapped ids with a vocabulary: files, documents, tokenizer, store, each entered
+"""A text as memory-mapped ids with a vocabulary: files, documents, tokenizer, cache, each entered
 once. RAM does not grow with the corpus."""
 
 import itertools
 import logging
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,24 +13,33 @@ import numpy as np
 
 from txl.files import content_of
 
-from .datasets import DATA_SETS, DataConfig
-from .documents import whole
-from .files import CACHE, home_of
-from .raw_text import DataError, one_at_a_time
-from .store import Checks, Store, Writer, draft_folder, keep, name_of, open_record, open_store
-from .texts import Tagged, batches
-from .tokenizer import (
+from .cache import (
+    Checks,
+    Store,
+    Writer,
+    draft_folder,
+    keep,
+    name_of,
+    one_at_a_time,
+    open_record,
+    open_store,
+)
+from .config import DATA_SETS, DataConfig
+from .documents import Document, whole
+from .errors import DataError
+from .remote import with_copies
+from .sources import CACHE, home_of
+from .tokens import (
     EOS,
     MEASURES,
     UNK,
-    Batch,
-    Block,
-    Numbering,
+    Counted,
+    Encoder,
+    Numbers,
     Tokenizer,
     UnknownWordError,
     read_as_text,
 )
-from .transfer import with_copies
 
 _LOG = logging.getLogger(__name__)
 LONG_WORD = 12
@@ -79,11 +88,9 @@ class Corpus:
                 or self._kept_vocabulary()
                 or self._new_vocabulary()
             )
-            together = self.texts.together(())
-            self._prepare(together)
-            self.texts.describe(
-                {name: self._stores[name].record["n_document"] for name in together}
-            )
+            self._prepare(self.texts.together(()))
+            n_document = {name: len(self._starts(name)) for name in self.texts.together(())}
+            self.texts.describe(n_document)
         for name in needed:
             self.split(name)
 
@@ -124,12 +131,11 @@ class Corpus:
 
     def documents(self, name: str) -> Iterator[bytes]:
         """The documents of a split, in order, from its files."""
-        return whole(tagged.piece for tagged in self._pieces([name]))
+        return whole(self._documents([name]))
 
     def file_starts(self, name: str) -> list[int]:
-        """Indices into the ids of a split where its files begin, where the tokenizer tells them
-        apart."""
-        return self._store(name).files or [0]
+        """Indices into the ids of a split where its files begin."""
+        return self._store(name).files.tolist() or [0]
 
     def document_starts(self, name: str) -> np.ndarray:
         """Indices into the ids of a split where documents begin. Raises `DataError` if the text
@@ -139,11 +145,11 @@ class Corpus:
     def fingerprint(self, name: str) -> str:
         """Hex digest of the text of a split."""
         self.require_splits(name)
-        return self.texts.fingerprint(name) or self._store(name).record["text"]
+        return self.texts.fingerprint(name) or self._store(name).text
 
     def is_held_out_of(self, fingerprint: str) -> bool:
         """True unless valid or test is held out of another training text than this one."""
-        return not self.texts.dealt or self._stores["train"].record["text"] == fingerprint
+        return not self.texts.dealt or self._stores["train"].text == fingerprint
 
     def held_out(self) -> tuple[str, ...]:
         """Those of valid and test that are there. Raises `DataError` if none is."""
@@ -164,11 +170,14 @@ class Corpus:
         self._notice(name)
         return self._stores[name]
 
+    def _starts(self, name: str) -> np.ndarray:
+        starts = self._stores[name].starts
+        return np.zeros(0) if starts is None else starts
+
     def _prepare(self, splits: Sequence[str]) -> None:
         """Open the stores of splits; those that are absent are made first, in one pass over their
         files."""
-        for name in splits:
-            self.require_splits(name)
+        self.require_splits(*splits)
         absent = list(itertools.filterfalse(self._open, splits))
         if absent:
             self._write(absent, self.vocab)
@@ -177,15 +186,14 @@ class Corpus:
 
     def _open(self, name: str) -> bool:
         """Open the store of a split; False if it is absent."""
-        if name in self._stores:
-            return True
-        n_token = len(self.vocab)
-        store = self.texts.ready(name, n_token) or open_store(
-            self._folder(name, self.vocab), self._checks, n_token
-        )
-        if store is None:
-            return False
-        self._stores[name] = store
+        if name not in self._stores:
+            n_token = len(self.vocab)
+            store = self.texts.ready(name, n_token) or open_store(
+                self._folder(name, self.vocab), self._checks, n_token
+            )
+            if store is None:
+                return False
+            self._stores[name] = store
         return True
 
     def _notice(self, name: str) -> None:
@@ -196,7 +204,7 @@ class Corpus:
         store = self._stores[name]
         text = self.texts.name(name)
         n_token = len(store.ids)
-        if n_unknown := store.record["n_unknown"]:
+        if n_unknown := store.n_unknown:
             notice = "%s: %d of %d %s are not in the vocabulary and are read as %s"
             if n_unknown > MANY_UNKNOWN * n_token:
                 notice += f"; these are many, and figures say little: {_OTHER_TOKENS}"
@@ -204,23 +212,14 @@ class Corpus:
         if self.vocab.is_of_words and len(store.sizes):
             n_word, _, n_character, _ = store.sizes.sum(axis=0).tolist()
             if n_character > LONG_WORD * n_word:
-                _LOG.warning(
-                    "%s: has %d words of %.0f characters on average, hardly any spaces; %s",
-                    text,
-                    n_word,
-                    n_character / max(1, n_word),
-                    "use --dataset characters",
-                )
-        if n_eos := store.record["n_eos"]:
-            _LOG.warning(
-                "%s: %d of %d words are %s itself and are read as line ends",
-                text,
-                n_eos,
-                n_token,
-                EOS,
-            )
-        if special := store.record.get("special"):
-            _LOG.warning("%s: %s", text, read_as_text(special))
+                notice = "%s: has %d words of %.0f characters on average, hardly any spaces; %s"
+                length = n_character / max(1, n_word)
+                _LOG.warning(notice, text, n_word, length, "use --dataset characters")
+        if store.named and self.vocab.is_of_words:
+            notice = "%s: %d of %d words are %s itself and are read as line ends"
+            _LOG.warning(notice, text, store.named[EOS], n_token, EOS)
+        elif store.named:
+            _LOG.warning("%s: %s", text, read_as_text(store.named))
         for held in ("valid", "test"):
             if name in ("train", held) and {"train", held} <= set(self._noticed):
                 self._warn_of_copies(held)
@@ -278,27 +277,27 @@ class Corpus:
             return None
 
     def _new_vocabulary(self) -> Tokenizer:
-        """The tokenizer of the counted splits. What is counted is written too, as its text is read
-        only once."""
-        if self.kind.numbering is not None:
+        """The tokenizer of the counted splits. Where symbols are counted, the splits are written
+        too, as their text is read only once."""
+        if self.kind.trained is None:
+            assert issubclass(self.kind.tokenizer, Counted)
             counted = list(dict.fromkeys([*self.kind.counted, *self.texts.together(())]))
-            return self._write(counted, self.kind.numbering())
-        assert self.kind.trained is not None
-        contents = (tagged.piece.content for tagged in self._pieces(self.kind.counted))
+            return self._write(counted, self.kind.tokenizer.numbers(self.kind.tokenizer))
+        texts = (document.text for document in self._documents(self.kind.counted))
         try:
             with self._unchanged(self.kind.counted):
-                tokenizer = self.kind.trained(contents, self.config)
+                tokenizer = self.kind.trained(texts, self.config)
         except UnicodeDecodeError:
-            raise self.texts.fault("train") from None
+            raise self.texts.fault(self.kind.counted) from None
         with draft_folder(self.cache) as draft:
             self._keep_vocabulary(draft, tokenizer)
         return tokenizer
 
-    def _pieces(self, splits: Sequence[str]) -> Iterator[Tagged]:
+    def _documents(self, splits: Sequence[str]) -> Iterator[Document]:
         """The documents of these splits, without those of others that are read with them."""
-        for tagged in self.texts.pieces(splits):
-            if tagged.split in splits:
-                yield tagged
+        for document in self.texts.documents(splits):
+            if document.split in splits:
+                yield document
 
     def _keep_vocabulary(self, draft: Path, tokenizer: Tokenizer) -> None:
         folder = draft / "vocabulary"
@@ -307,74 +306,74 @@ class Corpus:
             (folder / name).write_bytes(content.encode())
         keep(folder, self._vocabulary_folder(), {})
 
-    def _write(self, splits: Sequence[str], encoder: Tokenizer | Numbering) -> Tokenizer:
+    def _write(self, splits: Sequence[str], encoder: Tokenizer | Numbers) -> Tokenizer:
         """Write the stores of splits in one pass over their files, all or none; the tokenizer,
-        which is made of the counted splits if `encoder` is a numbering."""
+        which is made of the counted splits if `encoder` numbers symbols."""
         n_token = None
         if isinstance(encoder, Tokenizer):
             n_token = len(encoder)
         with draft_folder(self.cache) as draft, ExitStack() as stack:
-            writers = {name: stack.enter_context(Writer(draft / name, n_token)) for name in splits}
+            writers: dict[str, Writer] = {}
+            for name in splits:
+                writer = Writer(draft / name, n_token, measured=name != "train")
+                writers[name] = stack.enter_context(writer)
             with self._unchanged(splits):
-                for batch, block in self._encoded(encoder, self._pieces(splits)):
-                    writers[batch.split].add(batch, block)
+                self._encode(encoder, writers)
             self.texts.describe({name: writer.n_document for name, writer in writers.items()})
-            if isinstance(encoder, Numbering):
-                tokenizer = self._translated(writers, encoder)
-            else:
+            if isinstance(encoder, Tokenizer):
                 tokenizer = encoder
+            else:
+                tokenizer = self._translated(writers, encoder)
             for name, writer in writers.items():
                 if tokenizer.is_of_words and writer.holds_only(tokenizer.eos_id):
                     what = "holds white space only; every split needs some words"
                     raise DataError(f"{self.texts.name(name)}: {what}")
-            if isinstance(encoder, Numbering):
+            if not isinstance(encoder, Tokenizer):
                 self._keep_vocabulary(draft, tokenizer)
             for name, writer in writers.items():
                 record = writer.finish()
                 keep(writer.folder, self._folder(name, tokenizer), record)
         return tokenizer
 
-    def _translated(self, writers: dict[str, Writer], numbering: Numbering) -> Tokenizer:
+    def _encode(self, encoder: Encoder, writers: dict[str, Writer]) -> None:
+        """Give the tokens of all documents to the writers of their splits."""
+        splits = list(writers)
+        try:
+            for documents, tokens in encoder.encode_documents(self._documents(splits)):
+                writers[documents[0].split].add(encoder, documents, tokens)
+        except UnicodeDecodeError:
+            raise self.texts.fault(splits) from None
+        except UnknownWordError as error:
+            raise self._no_such_word(splits, error.words) from None
+
+    def _translated(self, writers: dict[str, Writer], numbers: Numbers) -> Tokenizer:
         """The tokenizer of what was counted; the numbers become its ids."""
         config = self.config
         special = self.kind.special
         if config.min_freq or config.max_size is not None:
             special = (*special, UNK)  # for the words that are left out
+        counts: Counter[str] = Counter()
+        n_eos = 0
+        for name in self.kind.counted:
+            names = numbers.names(name)
+            counts.update(dict(zip(names, writers[name].counts(len(names)).tolist(), strict=True)))
+            n_eos += writers[name].named[EOS]
+        if numbers.is_of_words:
+            counts[EOS] = n_eos  # ends of lines do not count, only words that are written so
         limits = {"special": special, "min_freq": config.min_freq, "max_size": config.max_size}
-        tokenizer = numbering.tokenizer(self.kind.counted, **limits)
+        tokenizer = self.kind.tokenizer.build(counts, **limits)
         for name, writer in writers.items():
+            names = numbers.names(name)
             try:
-                writer.translate(*numbering.table(name, tokenizer), len(tokenizer))
+                ids = np.array(tokenizer.ids_of(names), dtype=np.uint32)
             except UnknownWordError as error:
-                raise self._no_such_word(name, error.words) from None
+                raise self._no_such_word([name], error.words) from None
+            unknown = np.array([word not in tokenizer for word in names], dtype=bool)
+            writer.translate(ids, unknown, len(tokenizer))
         return tokenizer
 
-    def _encoded(
-        self, encoder: Tokenizer | Numbering, tagged: Iterator[Tagged]
-    ) -> Iterator[tuple[Batch, Block]]:
-        kind = self.kind.tokenizer
-        waiting = deque[Batch]()
-
-        def noted() -> Iterator[Batch]:
-            for batch in batches(
-                tagged,
-                n_byte=kind.batch_bytes,
-                cuts_words=not kind.is_of_words,
-                by_file=kind.by_file,
-            ):
-                waiting.append(batch)
-                yield batch
-
-        try:
-            for block in encoder.encode_batches(noted()):
-                yield waiting.popleft(), block
-        except UnicodeDecodeError:
-            raise self.texts.fault(waiting[0].split) from None
-        except UnknownWordError as error:
-            raise self._no_such_word(waiting[0].split, error.words) from None
-
-    def _no_such_word(self, name: str, words: set[str]) -> DataError:
-        path, n, word = self.texts.line_with(name, words)
+    def _no_such_word(self, splits: Sequence[str], words: set[str]) -> DataError:
+        path, n, word = self.texts.line_with(splits, words)
         what = f"the word {word!r} is not in the vocabulary, which has no {UNK} to stand for it"
         advice = "use --dataset text, where unknown words are allowed"
         if self._vocab_is_given:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from txl.files import RECORDS_BEGIN, begins_with
 
+from .cache import CHECKED, RECORD
+from .errors import DataError, reading
 from .formats import COMPRESSED, LINES_OF_JSON, TEXT, has_rows, kind_of
-from .raw_text import DataError, reading
-from .store import CHECKED, RECORD
-from .transfer import names_in, place_of
+from .remote import names_in, place_of
 
 CACHE = "txl-cache"
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|valid|val|dev|test)(?:[^a-z]|$)")
@@ -66,41 +66,70 @@ def sources_of(data: tuple[str, ...] | str) -> Sources:
     names = names_in(data)
     arguments = list(map(_named, names))
     if not any(argument.files for argument in arguments):
-        known = " ".join((*TEXT, *LINES_OF_JSON[:1], ".parquet"))
-        what = f"no files of text ({known}, or compressed: {' '.join(COMPRESSED)})"
-        if isinstance(data, str) and not Path(data).exists():
-            what = "no such folder"
-        advice = "give the folder of the text files with --data, a file of text or a glob"
-        raise DataError(f"{_shown(names)}: {what}; {advice}")
+        raise _no_files(names)
+    roots = _roots(names, arguments)
+    splits = _splits_below(roots, arguments)
+    named = set(splits.values())
+    if "" in named and "train" not in named:
+        # among files without a split, npm-install-test.md is about a test, and test.md is one
+        splits = _splits_below(roots, arguments, is_whole=True)
+    left_out: list[Path] = []
+    not_read: list[Path] = []
+    for argument in arguments:
+        left_out += argument.left_out
+        not_read += (path for path in argument.not_read if path not in splits)
+    return Sources(splits, left_out, not_read)
+
+
+def _no_files(names: tuple[str, ...]) -> DataError:
+    shown = " ".join(names)
+    if len(names) > 3:
+        shown = f"{names[0]} and {len(names) - 1} more"
+    known = " ".join((*TEXT, *LINES_OF_JSON[:1], ".parquet"))
+    what = f"no files of text ({known}, or compressed: {' '.join(COMPRESSED)})"
+    if len(names) == 1 and not Path(names[0]).exists():
+        what = "no such folder"
+    advice = "give the folder of the text files with --data, a file of text or a glob"
+    return DataError(f"{shown}: {what}; {advice}")
+
+
+def _roots(names: Sequence[str], arguments: Sequence[_Named]) -> list[str]:
+    """Of each argument the folder below which names of splits count."""
     roots = [argument.root for argument in arguments]
     common = os.path.commonpath(roots)
     splits = {_split_below(common, folder) for folder in roots}
     if "" not in splits or len(splits) > 2:
-        roots = [common] * len(roots)
-    elif len(names) > 1:
+        return [common] * len(roots)
+    if len(names) > 1:
         for i, name in enumerate(names):
             if Path(name).is_dir():
                 roots[i] = os.path.dirname(roots[i])
-    sources = Sources({}, [], [])
+    return roots
+
+
+def _splits_below(
+    roots: Sequence[str], arguments: Sequence[_Named], *, is_whole: bool = False
+) -> dict[Path, str]:
+    splits = {}
     for root, argument in zip(roots, arguments, strict=True):
         for path in argument.files:
-            sources.splits[path] = _split_below(root, path)
-        sources.left_out.extend(argument.left_out)
-    for argument in arguments:  # another may name them
-        sources.not_read.extend(path for path in argument.not_read if path not in sources.splits)
-    named = set(sources.splits.values())
-    if "" in named and "train" not in named:
-        # among files without a split, npm-install-test.md is about a test, and test.md is one
-        for root, argument in zip(roots, arguments, strict=True):
-            for path in argument.files:
-                sources.splits[path] = _split_below(root, path, is_whole=True)
-    return sources
+            splits[path] = _split_below(root, path, is_whole=is_whole)
+    return splits
 
 
-def _shown(names: tuple[str, ...]) -> str:
-    if len(names) < 4:
-        return " ".join(names)
-    return f"{names[0]} and {len(names) - 1} more"
+def _split_below(root: str, path: Path | str, *, is_whole: bool = False) -> str:
+    """The split that a path below `root` names last; empty if it names none.
+
+    Args:
+        is_whole: the name is all of that of a file, without what is behind a dot, or of a folder.
+    """
+    for part in reversed(Path(os.path.abspath(path)).relative_to(root).parts):
+        name = _SPLIT.search(part.lower())
+        if is_whole:
+            name = _SPLIT.fullmatch(part.partition(".")[0].lower())
+        if name is not None:
+            return _NAMES.get(name[1], name[1])
+    return ""
 
 
 def _named(name: str) -> _Named:
@@ -133,11 +162,10 @@ def _matching(pattern: Path) -> list[Path]:
     leaves out."""
     for i, part in enumerate(pattern.parts):
         if has_magic(part):
-            for folder in filter(
-                os.path.isdir, glob(str(Path(*pattern.parts[:i])), recursive=True)
-            ):
-                with reading(Path(folder)):
-                    os.scandir(folder).close()
+            for folder in glob(str(Path(*pattern.parts[:i])), recursive=True):
+                if os.path.isdir(folder):
+                    with reading(Path(folder)):
+                        os.scandir(folder).close()
     return list(map(Path, glob(str(pattern), recursive=True)))
 
 
@@ -149,9 +177,6 @@ def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> It
     Args:
         only: files that are asked for; folders without any of them are not opened.
     """
-    folders = None
-    if only is not None:
-        folders = set[Path]().union(*(path.parents for path in only))
 
     def stop(error: OSError) -> None:
         with reading(Path(error.filename)):
@@ -161,32 +186,31 @@ def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> It
     ours = _of_run(top)
     for folder, below, names in os.walk(top, onerror=stop, followlinks=True):
         here = Path(folder)
-        wanted = []
-        for name in sorted(below):
-            path = here / name
-            is_named = folders is None or path in folders
-            if not name.startswith(".") and path not in ours and is_named:
-                wanted.append(path)
-        left_out += filter(_is_ours, wanted)
+        folders = _visible(here, below, ours)
+        if only is not None:
+            folders = [path for path in folders if any(path in file.parents for file in only)]
+        left_out += filter(_is_ours, folders)
         below.clear()
-        for path in sorted(wanted, key=Path.is_symlink):
+        for path in sorted(folders, key=Path.is_symlink):
             if path not in left_out and (real := os.path.realpath(path)) not in seen:
                 seen.add(real)
                 below.append(path.name)
-        for name in names:
-            path = here / name
-            if name.startswith(".") or name == CHECKED or path in ours:
-                continue
-            if only is None or path in only:
+        for path in _visible(here, names, ours):
+            if path.name != CHECKED and (only is None or path in only):
                 if kind_of(path):
                     require_regular(path)
                 yield path
 
 
+def _visible(folder: Path, names: Sequence[str], ours: set[Path]) -> list[Path]:
+    """What is neither hidden nor a run's."""
+    paths = [folder / name for name in sorted(names) if not name.startswith(".")]
+    return [path for path in paths if path not in ours]
+
+
 def _is_ours(folder: Path) -> bool:
     """True for a folder that txl writes: a cache, the store of a text, a run, a study and one of
-    its trainings.
-    """
+    its trainings."""
     if folder.name == CACHE or (folder / RECORD).is_file() or _is_run(folder):
         return True
     is_study = (folder / "contrasts.json").is_file() and (folder / "runs").is_dir()
@@ -225,31 +249,14 @@ def require_regular(path: Path) -> None:
         raise DataError(f"{path}: {what}; {advice}")
 
 
-def _split_below(root: str, path: Path | str, *, is_whole: bool = False) -> str:
-    """The split that a path below `root` names last; empty if it names none.
-
-    Args:
-        is_whole: the name is all of that of a file, without what is behind a dot, or of a folder.
-    """
-    for part in reversed(Path(os.path.abspath(path)).relative_to(root).parts):
-        if is_whole:
-            part = part.partition(".")[0]
-            name = _SPLIT.fullmatch(part.lower())
-        else:
-            name = _SPLIT.search(part.lower())
-        if name is not None:
-            return _NAMES.get(name[1], name[1])
-    return ""
-
-
 def home_of(data: tuple[str, ...] | str) -> Path:
     """The folder that --data names or whose files it names."""
-    first = str(place_of(names_in(data)[0]))
-    if Path(first).is_dir():
-        return Path(first)
-    files = _named(first).files
+    first = place_of(names_in(data)[0])
+    if first.is_dir():
+        return first
+    files = _named(str(first)).files
     if not files:
-        return Path(first)
+        return first
     return files[0].parent
 
 

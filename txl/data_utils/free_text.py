@@ -4,24 +4,15 @@ import io
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl.files import NoFileError, require_end, typed_content
 
-from .raw_text import DataError, no_text, text_of
-from .tokenizer import (
-    EOS,
-    MEASURES,
-    UNK,
-    Encoded,
-    Tokenizer,
-    read_as_text,
-    sizes_of,
-)
+from .errors import DataError, no_text, text_of
+from .tokens import EOS, MEASURES, UNK, Spaced, Tokenizer, Tokens, read_as_text, sizes_of
 from .wikitext import Detokeniser, places, tokenise
-from .words import Spaced, Vocab
 
 _LOG = logging.getLogger(__name__)
 
@@ -159,7 +150,7 @@ def encode_text(
         _LOG.warning(
             "%s: %d of its words are %s itself and are read as line ends", name, n_written_eos, EOS
         )
-    ids = cast(Vocab, vocab).ids_of(words)
+    ids = vocab.ids_of(words)
     offsets = [begin for begin, _ in spans]
     surfaces = [text[begin:end].rstrip("\r\n") for begin, end in spans]
     sizes_N4 = sizes_of(text, np.array([end for _, end in spans]))
@@ -183,7 +174,7 @@ def encode_after(
         return before, encode_text(text, vocab, name=name, **how)
     both = vocab.encode(context + text)
     n_before = int((both.ends <= len(context)).sum())
-    tokens = Encoded(both.ids[n_before:], both.ends[n_before:] - len(context))
+    tokens = Tokens(both.ids[n_before:], both.ends[n_before:] - len(context))
     is_noticed = how.get("is_noticed", False)
     return both.ids[:n_before].tolist(), _running(text, tokens, vocab, name, is_noticed)
 
@@ -196,7 +187,7 @@ def has_tokens(text: str, vocab: Tokenizer) -> bool:
     return len(vocab.encode(text).ids) > 0
 
 
-def _running(text: str, tokens: Encoded, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeText:
+def _running(text: str, tokens: Tokens, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeText:
     if not len(tokens.ids):
         raise DataError(f"{name}: is empty; it needs at least one token")
     sizes = _named(sizes_of(text, tokens.ends), tokens.ids, vocab)

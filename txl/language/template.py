@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from .processes import Apart
-from .raw_text import DataError
+from txl.data_utils.errors import DataError
+from txl.language.processes import Apart
 
 Messages = Sequence[Mapping[str, Any]]
 """Each with a `role` (system, user, assistant, tool) and its `content`, a text or a list of parts

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .raw_text import DataError
+from txl.data_utils.errors import DataError
 
 MEMORY = 2 << 30
 """Bytes that a process may take besides those that it begins with."""
