@@ -2,6 +2,6 @@
 programs are started as modules, `python -m lab.studies FILE`; nothing of txl imports it.
 """
 
-from txl.cli.launch import prepare
+from txl.programs.launch import prepare
 
 prepare()  # before PyTorch is imported

@@ -12,16 +12,16 @@ from typing import Any
 
 from lab.measures.loss_by_position import losses_by_place
 from lab.plots import PLACES, plot_losses
-from txl.cli.flags import read_flags
-from txl.cli.run import run
-from txl.commands.eval import MOST_USED, Measure, resolved, score_splits
-from txl.commands.scoring import Split
 from txl.config import require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, EvalConfig
 from txl.evaluation.rows import Row
+from txl.programs.eval import MOST_USED, Measure, resolved, score_splits
+from txl.programs.run import run
+from txl.runs.scoring import Split
 from txl.runtime.distributed import process_group
 from txl.runtime.log import perplexity, print_line
+from txl.settings.flags import read_flags
 
 
 class LossByPosition(Measure):

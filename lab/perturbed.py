@@ -18,10 +18,6 @@ from torch import Tensor
 
 from lab.measures.cost import Cost, costs_of
 from txl.checkpoint import MemoryUse
-from txl.cli.flags import read_flags
-from txl.cli.run import run
-from txl.commands.eval import MOST_USED, Measure, resolved, score_splits
-from txl.commands.scoring import Adapted, Split, streams_of
 from txl.config import Checked, Context, build, option, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EvalConfig
@@ -34,9 +30,13 @@ from txl.inference.key_values import KeyValueMemory
 from txl.model.rule import MemoryRule
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
+from txl.programs.eval import MOST_USED, Measure, resolved, score_splits
+from txl.programs.run import run
 from txl.registry import MEMORIES
+from txl.runs.scoring import Adapted, Split, streams_of
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
+from txl.settings.flags import read_flags
 
 
 @dataclass(frozen=True, kw_only=True)

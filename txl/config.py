@@ -1,7 +1,7 @@
 """Configurations: dataclasses whose fields hold name, type, default, bounds and help text of a
 flag.
 
-`txl.cli.flags` turns the fields into flags. The configurations of train.py, eval.py and generate.py
+`txl.settings.flags` turns the fields into flags. The configurations of train.py, eval.py and generate.py
 are in `config.py` of `txl.training`, `txl.evaluation` and `txl.generation`.
 """
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from txl.cli.launch import launch
+from txl.programs.launch import launch
 
 # before PyTorch is imported; the harness knows the models of the module that is imported
 if __name__ == "__main__":

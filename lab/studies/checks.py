@@ -11,7 +11,6 @@ from typing import Any
 from lab.perturbed import PerturbConfig
 from lab.studies.plan import Flags, Study, words
 from lab.studies.runner import TRAINING, reading_by
-from txl.cli.flags import read_flags
 from txl.config import UsageError, build, fields_of, require
 from txl.data_utils.datasets import DATA_SETS, DataConfig
 from txl.data_utils.store import Checks
@@ -19,6 +18,7 @@ from txl.data_utils.texts import Texts
 from txl.data_utils.transfer import is_remote, names_in
 from txl.evaluation.config import ADDED
 from txl.evaluation.test_time import Additions
+from txl.settings.flags import read_flags
 
 
 def require_texts(study: Study) -> None:

@@ -15,11 +15,11 @@ from lab.studies.figures import Figures
 from lab.studies.page_numbers import Place, evaluated, placed, sources_in
 from lab.studies.page_tables import table_of
 from lab.studies.tables import as_markdown
-from txl.cli.flags import read_flags, require_utf8
-from txl.cli.run import run
 from txl.config import Checked, UsageError, build, option, require
 from txl.files import content_of, write_whole
+from txl.programs.run import run
 from txl.runtime.log import print_line
+from txl.settings.flags import read_flags, require_utf8
 
 _TABLE = "<!-- table:"
 _NUMBERS = "<!-- numbers:"

@@ -14,13 +14,13 @@ import torch
 
 from tests.cli.conftest import Here
 from tests.cli.test_scripts import run as started
-from txl.cli.flags import read_flags
-from txl.commands.settings import new_settings
 from txl.config import Context, ModelConfig, UsageError, build, fields_of
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, SCORE, ReportConfig, ScoreConfig
 from txl.generation.config import GENERATE, GenerateConfig
+from txl.runs.resolve import new_settings
 from txl.runtime.distributed import Ranks
+from txl.settings.flags import read_flags
 from txl.training.config import TrainConfig
 from txl.training.run import worlds_that_fit
 

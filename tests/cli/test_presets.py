@@ -9,10 +9,10 @@ import torch
 
 from tests.cli.test_flags import CLASSES, read, refusal
 from tests.forks import ROOT
-from txl.cli.presets import PRESETS, Entry, words_of
-from txl.commands.settings import Shape, new_settings
 from txl.config import UsageError, build
+from txl.runs.resolve import Shape, new_settings
 from txl.runtime.distributed import Ranks
+from txl.settings.layers import PRESETS, Entry, words_of
 from txl.training.schedules import schedule_of
 
 ENTRIES = get_args(Entry)

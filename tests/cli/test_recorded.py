@@ -51,7 +51,7 @@ def test_the_help_lists_these_flags() -> None:
     found = {}
     for program in PROGRAMS:
         module = {"try": "try_text"}.get(program, program)
-        main = import_module(f"txl.commands.{module}").main
+        main = import_module(f"txl.programs.{module}").main
         for words in (["--help"], ["--help", "all"]):
             said = io.StringIO()
             with contextlib.redirect_stdout(said), pytest.raises(SystemExit):

@@ -13,7 +13,14 @@ import pytest
 
 from tests.checkpoints import sign
 from tests.cli.conftest import Here, change_weights, half_written, records, train_here
-from txl.commands.reporting import (
+from txl.config import UsageError
+from txl.data_utils.files import CACHE
+from txl.evaluation.config import ReportConfig
+from txl.evaluation.gain import blocks_of
+from txl.language.model import load
+from txl.language.token_losses import losses_by_token
+from txl.report.record import Report, read_report
+from txl.runs.reporting import (
     add_report,
     average_part,
     compared_lengths,
@@ -24,14 +31,7 @@ from txl.commands.reporting import (
     report_of,
     saved_at,
 )
-from txl.commands.scoring import Split, rows_of, ways_of
-from txl.config import UsageError
-from txl.data_utils.files import CACHE
-from txl.evaluation.config import ReportConfig
-from txl.evaluation.gain import blocks_of
-from txl.language.model import load
-from txl.language.token_losses import losses_by_token
-from txl.report.record import Report, read_report
+from txl.runs.scoring import Split, rows_of, ways_of
 from txl.runtime.distributed import Ranks
 
 LENGTHS = "--mem_len 0 4 8"
@@ -129,7 +129,7 @@ def test_it_is_drawn_again_without_the_model(
     def unread(*_: Any, **__: Any) -> None:
         raise AssertionError("the model was read")
 
-    monkeypatch.setattr("txl.commands.report.LanguageModel.open", unread)
+    monkeypatch.setattr("txl.programs.report.LanguageModel.open", unread)
     Path("run/report.html").unlink()
     assert "drawn from it" in here("report run").out
     assert Path("run/report.html").read_text() == page
@@ -247,7 +247,7 @@ def test_rows_that_are_there_are_not_read_again(
     config = evaluation_of(lm, asked, {}, ranks, "test")
     split = Split.of(lm.corpus(), "test")
     rows = rows_of(lm.model, split, ways_of(config, lm.context), ranks, keeps_losses=True)
-    monkeypatch.setattr("txl.commands.reporting.rows_of", lambda *_, **__: pytest.fail("again"))
+    monkeypatch.setattr("txl.runs.reporting.rows_of", lambda *_, **__: pytest.fail("again"))
     assert report_of(lm, asked, rows=rows) == report
 
 
@@ -339,7 +339,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("file").write_text("")
-    monkeypatch.setattr("txl.commands.report.report_of", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("txl.programs.report.report_of", lambda *_: pytest.fail("measured"))
     assert "file" in here.refused("report run --out file/page.html")
     assert "file" in here.refused("report run --json file/figures.json")
 

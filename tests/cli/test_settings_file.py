@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import BEFORE, Here, config_of, pointed
 from tests.cli.test_flags import CLASSES
-from txl.cli.flags import read_flags
+from txl.settings.flags import read_flags
 
 PAGES = Path(__file__).parents[2] / "docs"
 TINY = {

@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Here
-from txl.commands import try_text
-from txl.commands.scoring import Split
-from txl.commands.try_text import Plan, Trial, as_words, in_time, name_of, plan_of, value_of
 from txl.config import Context
 from txl.data_utils.any_files import has_spaces, survey
 from txl.data_utils.datasets import DataConfig
@@ -22,6 +19,9 @@ from txl.evaluation.gain import Verdict, judge
 from txl.evaluation.measures.token_losses import TokenLosses
 from txl.evaluation.rows import Row
 from txl.evaluation.score import Score
+from txl.programs import try_text
+from txl.programs.try_text import Plan, Trial, as_words, in_time, name_of, plan_of, value_of
+from txl.runs.scoring import Split
 from txl.runtime.clock import Clock
 from txl.training.loop import Outcome
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from txl.cli.flags import read_flags
 from txl.config import UsageError
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import DATA_SETS, DataSet, tokenizer_of
@@ -18,6 +17,7 @@ from txl.data_utils.documents import Piece
 from txl.data_utils.texts import Tagged, Texts
 from txl.data_utils.tokenizer import EOS, UNK
 from txl.data_utils.words import Vocab, WordNumbers
+from txl.settings.flags import read_flags
 
 ROOT = Path(__file__).parents[2]
 

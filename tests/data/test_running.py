@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl.cli.flags import refuse_idle_flags
 from txl.config import UsageError
 from txl.data_utils import formats
 from txl.data_utils.bytes import ALL_BYTES, Symbols
@@ -24,6 +23,7 @@ from txl.data_utils.raw_text import DataError
 from txl.data_utils.subwords import Subwords, _without_long_runs
 from txl.data_utils.tokenizer import MEASURES, Batch, RunningTokenizer, sizes_of
 from txl.files import sha256
+from txl.settings.flags import refuse_idle_flags
 
 TEXT = (
     "Ein sch\u00f6ner Tag, \u6771\u4eac \U0001f600!\nthe word <eos> is a word\n\nthe word the word\r\nthe end\n"

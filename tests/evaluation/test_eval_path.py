@@ -10,12 +10,12 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context
-from txl.commands import eval as eval_command
-from txl.commands import scoring
 from txl.config import ModelConfig
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.score import Score
 from txl.evaluation.test_time import Additions
+from txl.programs import eval as eval_command
+from txl.runs import scoring
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 

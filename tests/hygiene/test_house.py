@@ -73,7 +73,7 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
     """Nor is a device asked for. PyTorch's compiler takes a second, and is imported by many operations on tensors
     without values, of which a checkpoint's sizes are checked."""
     code = (
-        "import sys, einops, torch, txl.commands.train, txl.commands.eval, txl.commands.generate\n"
+        "import sys, einops, torch, txl.programs.train, txl.programs.eval, txl.programs.generate\n"
         "import txl.ops.rel_attention.fused\n"
         "from txl.model.sizes import model_without_values\n"
         "late = 'matplotlib tensorboard faiss torchdiffeq tokenizers pyarrow triton backports.zstd'.split()\n"

@@ -23,8 +23,10 @@ ROOMS = [
     {"evaluation", "generation"},
     {"training", "report"},
     {"language"},
-    {"cli"},
-    {"commands", "studies", "hf", "lm_eval"},
+    {"settings"},
+    {"runs"},
+    {"programs"},
+    {"studies", "hf", "lm_eval"},
 ]
 """The rooms of txl, from the lowest: modules and folders at its top level."""
 FLOOR = {name: i for i, rooms in enumerate(ROOMS) for name in rooms}

@@ -13,8 +13,8 @@ from lab.studies.page_numbers import like
 from lab.studies.page_tables import KINDS, table_of
 from lab.studies.tables import as_markdown
 from tests.forks import ROOT
-from txl.cli.run import run
 from txl.errors import UsageError
+from txl.programs.run import run
 
 BINS = [(0, 1, 2, 5.0), (2, 3, 6, 4.0), (4, 9, 10, 3.0)]
 

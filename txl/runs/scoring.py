@@ -14,7 +14,6 @@ import numpy as np
 
 from txl.attention_rules import use_attention
 from txl.checkpoint import MemoryUse, load_model, open_checkpoint
-from txl.cli.flags import Typed
 from txl.config import Context, ModelConfig, build, require
 from txl.convert import vocabulary_in
 from txl.data_utils.corpus import Corpus
@@ -48,6 +47,7 @@ from txl.model.autocast import dtype_on
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_line
+from txl.settings.flags import Typed
 from txl.training.config import TrainConfig
 from txl.training.loop import Validation
 from txl.training.metrics import Metrics
@@ -93,6 +93,25 @@ def streams_by_default(shape: ModelConfig, reset: str, ranks: Ranks) -> int:
     if unbounded(shape) and reset == "never":
         return 1
     return max(EvalConfig.batch_size, ranks.world)
+
+
+def default_streams(
+    config: EvalConfig, additions: Additions, lm: LanguageModel, ranks: Ranks
+) -> int:
+    """Streams to read in parallel if --batch_size is not given: one where the result depends on
+    their number, else at least one per process.
+    """
+    if config.convention != "txl":
+        return config.batch_size
+    n_stream = streams_by_default(lm.model_config, config.reset, ranks)
+    if n_stream == 1 and ranks.is_main:
+        what = unbounded(lm.model_config)
+        print_line(
+            f"| {what} looks back without limit: read in one stream, on which the result depends"
+        )
+    if additions.dynamic.is_on:
+        return 1
+    return n_stream
 
 
 class Split(NamedTuple):

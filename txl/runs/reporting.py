@@ -12,9 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from txl.cli.flags import Typed
-from txl.commands.eval import default_streams
-from txl.commands.scoring import PLAIN, Split, rows_of, streams_of, ways_of
 from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.tokenizer import UNK, Tokenizer
@@ -58,9 +55,11 @@ from txl.report.record import (
     without_folders,
     write_report,
 )
+from txl.runs.scoring import PLAIN, Split, default_streams, rows_of, streams_of, ways_of
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 from txl.runtime.outputs import require_free
+from txl.settings.flags import Typed
 from txl.training.metrics import records_of
 
 STEP = 256

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from txl.checkpoint import Checkpoint, MemoryUse
-from txl.cli.flags import Typed, refuse_idle_flags
 from txl.config import Context, ModelConfig, UsageError, as_dict, build, fields_of, require
 from txl.convert.kimiyoung_arguments import PUBLISHED, Published
 from txl.data_utils.corpus import Corpus, DataConfig
@@ -30,6 +29,7 @@ from txl.positions.base import TableSettings
 from txl.registry import MEMORIES, chosen_by, is_read, reads
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
+from txl.settings.flags import Typed, refuse_idle_flags
 from txl.training.config import TrainConfig
 from txl.training.folder import open_run, saved_settings
 from txl.training.init import init_weights

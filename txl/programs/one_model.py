@@ -3,11 +3,11 @@
 from typing import Any
 
 from txl.checkpoint import MemoryUse
-from txl.cli.flags import Typed, refuse_idle_flags
 from txl.config import require
 from txl.inference.kept import Begun
 from txl.language.kept_memory import KeptMemory, load_memory
 from txl.language.model import LanguageModel
+from txl.settings.flags import Typed, refuse_idle_flags
 
 
 def opened(config: Any, typed: Typed) -> LanguageModel:

@@ -7,8 +7,6 @@ from dataclasses import fields, replace
 
 import torch
 
-from txl.cli.flags import read_flags
-from txl.commands.one_model import begun_in, opened
 from txl.config import UsageError, build, require
 from txl.data_utils.free_text import decoder, encode_text, read_text, read_turns
 from txl.data_utils.tokenizer import Tokenizer
@@ -17,7 +15,9 @@ from txl.generation.rule import Rule
 from txl.inference.reader import reading_context
 from txl.language.chat import Chat
 from txl.language.text_generation import Session, TextGenerator
+from txl.programs.one_model import begun_in, opened
 from txl.runtime.resources import require_room
+from txl.settings.flags import read_flags
 
 _A_TEXT = 2**10
 """Bytes of a text that is generated, with its tokens and its place: no text takes less."""

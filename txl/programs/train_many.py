@@ -1,6 +1,6 @@
 """Start a training in many processes: torchrun, once one process has asked what all would refuse.
 
-python -m txl.commands.train_many FLAGS_OF_TORCHRUN train.py --data FOLDER ...
+python -m txl.programs.train_many FLAGS_OF_TORCHRUN train.py --data FOLDER ...
 
 Under torchrun alone each process says what is wrong, torchrun starts them all again, and ends in a
 traceback. `run_wt103.sh train` and its like start this.
@@ -19,9 +19,9 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from txl.cli.run import run
-from txl.commands.settings import resolved
-from txl.commands.train import asked_of, open_text
+from txl.programs.run import run
+from txl.programs.train import asked_of, open_text
+from txl.runs.resolve import resolved
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_error
 from txl.runtime.signals import status_after

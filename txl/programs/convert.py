@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 
 from txl.checkpoint import WEIGHTS, checkpoints
-from txl.cli.flags import read_flags, require_utf8
 from txl.config import Checked, TextKind, build, option, require
 from txl.data_utils.free_text import read_text
 from txl.files import sha256
 from txl.language.model import LanguageModel
 from txl.runtime.log import print_line
+from txl.settings.flags import read_flags, require_utf8
 
 
 @dataclass(frozen=True, kw_only=True)

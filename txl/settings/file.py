@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from txl.cli.presets import Entry
-from txl.cli.settings_reader import read_tables
 from txl.config import Context, ModelConfig, UsageError, hints_of, require
 from txl.memory import parts_by_default, positions_by_default
 from txl.registry import settings_before
 from txl.runtime.records import require_fields
+from txl.settings.layers import Entry
+from txl.settings.reader import read_tables
 
 _PROGRAMS = ("train", "eval", "generate")
 _PARTS_OF_A_RUN = ("data", "model", "context", "train")

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from txl.checkpoint import checkpoints, open_checkpoint
-from txl.cli.flags import Typed, read_flags, refuse_idle_flags
-from txl.commands.reporting import folder_for, folder_of, report_of, say_where
 from txl.config import build, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import ReportConfig
@@ -20,8 +18,10 @@ from txl.language.model import LanguageModel
 from txl.language.sources import located
 from txl.report.page import PAGE, write_page
 from txl.report.record import FIGURES, HTML, JSON, Report, read_report, write_report
+from txl.runs.reporting import folder_for, folder_of, report_of, say_where
 from txl.runtime.log import print_line
 from txl.runtime.outputs import inputs_of, require_free, require_outputs
+from txl.settings.flags import Typed, read_flags, refuse_idle_flags
 
 MOST_USED = ("runs", "out", "mem_len", "split", "measure", "tokens", "data")
 DRAWING = {"runs", "out"}

@@ -16,9 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
-from txl.commands.one_model import begun_in, require_words
-from txl.commands.scoring import opened, training_text
 from txl.config import require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.documents import documents_of
@@ -45,9 +42,12 @@ from txl.inference.cuda_graph import frozen
 from txl.inference.kept import Begun
 from txl.inference.reader import reading_context
 from txl.language.model import TOO_SHORT, LanguageModel
+from txl.programs.one_model import begun_in, require_words
+from txl.runs.scoring import opened, training_text
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.runtime.outputs import STANDARD, inputs_of, require_outputs
+from txl.settings.flags import Typed, named, read_flags, refuse_idle_flags
 
 MOST_USED = ("text", "work_dir", "each", "context", "tokenise", "per_token", "mem_len", "json")
 

@@ -22,9 +22,6 @@ from txl.checkpoint import (
     load_snapshot,
     load_weights,
 )
-from txl.cli.flags import Typed, read_flags
-from txl.commands.scoring import evaluate_best, sample_text, validation_of
-from txl.commands.settings import Settings, cluster_shares, resolved
 from txl.config import Context, ModelConfig, as_dict, build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.lm1b import SentenceStream
@@ -35,11 +32,14 @@ from txl.language.sources import tokenizer_in
 from txl.memory import unbounded
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
+from txl.runs.resolve import Settings, cluster_shares, resolved
+from txl.runs.scoring import evaluate_best, sample_text, validation_of
 from txl.runtime.clock import Clock
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line, transcript
 from txl.runtime.recording import recorded
 from txl.runtime.resources import keep_freed_memory
+from txl.settings.flags import Typed, read_flags
 from txl.training.budget import Budget
 from txl.training.config import TrainConfig
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes

@@ -14,12 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from txl.cli.flags import Typed, named, read_flags
-from txl.cli.presets import TextSize, size_for, words_of
-from txl.commands.reporting import report_of
-from txl.commands.scoring import Split, Way, rows_of, streams_by_default
-from txl.commands.settings import with_batch_size
-from txl.commands.train import main as train
 from txl.config import Checked, Context, ModelConfig, build, option, require
 from txl.data_utils.any_files import Survey, survey
 from txl.data_utils.corpus import LONG_WORD, Corpus, DataConfig
@@ -36,13 +30,19 @@ from txl.evaluation.gain import (
 from txl.evaluation.report import HEAD
 from txl.evaluation.rows import Row
 from txl.language.model import LanguageModel
+from txl.programs.train import main as train
 from txl.registry import MEMORIES
 from txl.report.page import PAGE, write_page
 from txl.report.record import FIGURES, HTML, JSON, write_report
+from txl.runs.reporting import report_of
+from txl.runs.resolve import with_batch_size
+from txl.runs.scoring import Split, Way, rows_of, streams_by_default
 from txl.runtime.clock import Clock
 from txl.runtime.distributed import Ranks, device_of
 from txl.runtime.log import perplexity, print_line
 from txl.runtime.outputs import json_kind, require_free, write_json
+from txl.settings.flags import Typed, named, read_flags
+from txl.settings.layers import TextSize, size_for, words_of
 from txl.training.config import TrainConfig
 from txl.training.loop import Outcome
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from txl.checkpoint import MemoryUse, ReadsOn
-from txl.cli.flags import named, read_flags
-from txl.commands.one_model import memory_in, opened, require_words
 from txl.config import LENGTH, SIZE, TextKind, build, option, require
 from txl.data_utils.free_text import read_text
 from txl.language.kept_memory import MEMORY
+from txl.programs.one_model import memory_in, opened, require_words
 from txl.runtime.log import print_line
 from txl.runtime.outputs import inputs_of, require_outputs
+from txl.settings.flags import named, read_flags
 
 MOST_USED = ("text", "work_dir", "to", "memory_file", "mem_len", "tokenise")
 

@@ -26,36 +26,36 @@ class Program(NamedTuple):
 
 PROGRAMS = {
     "try": Program(
-        "txl.commands.try_text",
+        "txl.programs.try_text",
         "does a memory help on a text of your own? minutes, one sentence",
         "./run_wt103.sh try",
     ),
     "train": Program(
-        "txl.commands.train",
+        "txl.programs.train",
         "train a model on a folder of text, in one process or in many",
         "python train.py",
     ),
     "eval": Program(
-        "txl.commands.eval",
+        "txl.programs.eval",
         "perplexity of splits at any context length",
         "python eval.py",
     ),
     "score": Program(
-        "txl.commands.score", "the loss of each token of any text", "python eval.py --text"
+        "txl.programs.score", "the loss of each token of any text", "python eval.py --text"
     ),
     "report": Program(
-        "txl.commands.report",
+        "txl.programs.report",
         "a page to look at: what memory is worth, and where",
         "python -m txl report",
     ),
-    "generate": Program("txl.commands.generate", "continue texts", "python generate.py"),
+    "generate": Program("txl.programs.generate", "continue texts", "python generate.py"),
     "read": Program(
-        "txl.commands.read",
+        "txl.programs.read",
         "read a text once, and keep what is remembered of it",
         "python -m txl read",
     ),
     "convert": Program(
-        "txl.commands.convert", "checkpoints of other programs, in and out", "python -m txl.convert"
+        "txl.programs.convert", "checkpoints of other programs, in and out", "python -m txl.convert"
     ),
     "download": Program(
         "txl.data_utils.download",
@@ -104,7 +104,7 @@ def launch(name: str) -> None:
         if error.name is not None:  # else the program says what to install
             raise
         _refuse(str(error))
-    run = import_module("txl.cli.run").run
+    run = import_module("txl.programs.run").run
     for number, handler in before.items():
         signal.signal(number, handler)
     run(main)

@@ -13,16 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
-from txl.commands.scoring import (
-    Adapted,
-    Split,
-    opened,
-    rows_of,
-    streams_by_default,
-    training_text,
-    ways_of,
-)
 from txl.config import Context, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.transfer import names_in
@@ -35,12 +25,22 @@ from txl.evaluation.report import EVALUATION, HEAD, print_remarks, write_results
 from txl.evaluation.rows import Row
 from txl.evaluation.test_time import Additions, prepared
 from txl.language.model import LanguageModel
-from txl.memory import require_works, unbounded
+from txl.memory import require_works
 from txl.model.transformer import TransformerXL
+from txl.runs.scoring import (
+    Adapted,
+    Split,
+    default_streams,
+    opened,
+    rows_of,
+    training_text,
+    ways_of,
+)
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.runtime.outputs import inputs_of, require_outputs
 from txl.runtime.resources import keep_freed_memory
+from txl.settings.flags import Typed, has_flag, read_flags, refuse_idle_flags
 from txl.training.metrics import show_pictures
 
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "json")
@@ -76,7 +76,7 @@ NOTHING = Measure()
 
 def main(argv: Sequence[str]) -> None:
     if has_flag(argv, "text"):
-        return import_module("txl.commands.score").main(argv)
+        return import_module("txl.programs.score").main(argv)
     shown: dict[str, Any] = {"description": __doc__ or "", "first": MOST_USED}
     typed = read_flags(argv, *EVAL, DataConfig, **shown, elsewhere=_ELSEWHERE, presets="eval")
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
@@ -120,25 +120,6 @@ def resolved(
             config, batch_size=default_streams(config, additions, lm, ranks)
         )
     return lm, data, config, additions
-
-
-def default_streams(
-    config: EvalConfig, additions: Additions, lm: LanguageModel, ranks: Ranks
-) -> int:
-    """Streams to read in parallel if --batch_size is not given: one where the result depends on
-    their number, else at least one per process.
-    """
-    if config.convention != "txl":
-        return config.batch_size
-    n_stream = streams_by_default(lm.model_config, config.reset, ranks)
-    if n_stream == 1 and ranks.is_main:
-        what = unbounded(lm.model_config)
-        print_line(
-            f"| {what} looks back without limit: read in one stream, on which the result depends"
-        )
-    if additions.dynamic.is_on:
-        return 1
-    return n_stream
 
 
 def report(

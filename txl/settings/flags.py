@@ -17,9 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
-from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, current_value
-from txl.cli.presets import BESIDE_A_FILE, PRESETS, Entry, given_up, words_of
-from txl.cli.settings_file import NAMES_ELSEWHERE, words_of_file
 from txl.config import Context, ModelConfig, NamesParts, UsageError, fields_of, require
 from txl.data_utils.datasets import DATA_SETS
 from txl.plugins import PLUGIN_HELP, is_from_file, taken_setting
@@ -34,6 +31,9 @@ from txl.registry import (
     readers_in,
     settings_of,
 )
+from txl.settings.file import NAMES_ELSEWHERE, words_of_file
+from txl.settings.layers import BESIDE_A_FILE, PRESETS, Entry, given_up, words_of
+from txl.settings.legacy import add_legacy_flags, answer_legacy_flags, current_value
 
 Typed = dict[str, Any]
 Groups = dict[str, list[tuple[Field, Any]]]
@@ -50,7 +50,7 @@ _HELP_HELP = (
     "show this text and exit; with a topic, such as memory or optim, the flag of that name and the"
     f" settings of all that it chooses; {ALL}: every flag"
 )
-_PRESET_HELP = "settings by name, over which typed flags win; txl/cli/presets.py has them"
+_PRESET_HELP = "settings by name, over which typed flags win; txl/settings/layers.py has them"
 
 
 def require_utf8(words: Iterable[str]) -> None:
@@ -338,7 +338,7 @@ def _add_flags(parser: _Parser, classes: Sequence[type], first: Sequence[str]) -
         metavar="TOPIC",
         help=_HELP_HELP,
     )
-    # read before all others, by `txl.cli.run`: it may add flags
+    # read before all others, by `txl.programs.run`: it may add flags
     parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     groups: Groups = {"most used": []}
     sections: dict[str, str] = {}
