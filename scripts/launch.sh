@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154 # the caller sets the variables
 # Sourced by run_wt103.sh and scripts/run_*.sh: starts train.py, eval.py and generate.py with the settings of a data set.
 # The caller sets `name` (of the data set), `data` (flags that name its text) and `sizes`, whose settings are the presets
-# NAME-SIZE of txl/settings/layers.py; then it calls `txl_run "$@"`.
+# NAME-SIZE of txl/presets; then it calls `txl_run "$@"`.
 
 root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/environment.sh disable=SC1091 # without -x it is not followed

@@ -563,3 +563,16 @@ def as_dict(config: Any) -> dict[str, Any]:
     for f in fields(config):
         values[f.name] = getattr(config, f.name)
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line, for people to type."""
+    words: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no_'}{name}")
+        elif isinstance(value, list | tuple):
+            words += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            words += [f"--{name}", str(value)]
+    return words

@@ -156,7 +156,6 @@ def test_evaluations_in_training_read_one_stream_where_it_matters_where_the_read
 # no other file names it
 
 DECODERS = {
-    "txl/settings/layers.py",
     "txl/convert/decoder.py",
     "txl/convert/gpt_neox.py",
     "txl/convert/llama.py",
@@ -191,7 +190,6 @@ def test_no_other_file_names_an_encoding_or_a_memory() -> None:
     """Not in a help text nor in a message either. Those of the 2019 code are also named where it is spoken of, the
     defaults where flags are; "none" means other things elsewhere."""
     of_2019 = {
-        "txl/settings/legacy.py",
         "txl/convert/kimiyoung.py",
     }
     for room, registry in (("positions", POSITION_ENCODINGS), ("memory", MEMORIES)):

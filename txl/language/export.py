@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from txl.checkpoint import CheckpointWriter, Snapshot, save_tensors
-from txl.config import Context, ModelConfig, UsageError, fields_of, hints_of, require
+from txl.config import Context, ModelConfig, UsageError, as_words, fields_of, hints_of, require
 from txl.convert.huggingface import (
     DATA,
     SETTINGS_OF_MOSES,
@@ -299,28 +299,19 @@ def training_command(record: dict[str, Any]) -> str:
             is_flag = is_flag and is_read(f.name, **chosen_by(shape))
             if not is_flag or value is None or value == default:
                 continue
-            words += _words_of(f.name, value)
+            words += as_words({f.name: value})
     settings = settings_of_all()
     for name, value in shape.own.items():
         is_of_file = name not in settings  # its author's, which has not been run here
         if is_of_file or (
             settings[name].metadata.get("flag", True) and value != settings[name].default
         ):
-            words += _words_of(name, value)
+            words += as_words({name: value})
     known = fields_of(TrainConfig)
     for name, value in record.get("train", {}).items():
         if name not in known:  # of an optimizer of its author's
             words += [f"--{name}", str(value)]
     return shlex.join(words)
-
-
-def _words_of(name: str, value: Any) -> list[str]:
-    """A flag and its values."""
-    if isinstance(value, bool):
-        return [f"--{'' if value else 'no_'}{name}"]
-    if isinstance(value, list | tuple):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}", str(value)]
 
 
 def _fields_of(kind: type) -> Iterable[dataclasses.Field]:

@@ -40,7 +40,8 @@ from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.runtime.outputs import inputs_of, require_outputs
 from txl.runtime.resources import keep_freed_memory
-from txl.settings.flags import Typed, has_flag, read_flags, refuse_idle_flags
+from txl.settings.flags import has_flag, read_flags, refuse_idle_flags
+from txl.settings.layers import Asked
 from txl.training.metrics import show_pictures
 
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "json")
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def resolved(
-    typed: Typed, ranks: Ranks, measure: Measure = NOTHING
+    typed: Asked, ranks: Ranks, measure: Measure = NOTHING
 ) -> tuple[LanguageModel, DataConfig, EvalConfig, Additions]:
     """The model, its text, and how that is scored.
 

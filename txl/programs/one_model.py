@@ -7,10 +7,11 @@ from txl.config import require
 from txl.inference.kept import Begun
 from txl.language.kept_memory import KeptMemory, load_memory
 from txl.language.model import LanguageModel
-from txl.settings.flags import Typed, refuse_idle_flags
+from txl.settings.flags import refuse_idle_flags
+from txl.settings.layers import Asked
 
 
-def opened(config: Any, typed: Typed) -> LanguageModel:
+def opened(config: Any, typed: Asked) -> LanguageModel:
     """The model that flags name, with the memory that they ask for. Raises `UsageError` if it is
     none, or a flag has no effect with it.
 

@@ -21,7 +21,8 @@ from txl.report.record import FIGURES, HTML, JSON, Report, read_report, write_re
 from txl.runs.reporting import folder_for, folder_of, report_of, say_where
 from txl.runtime.log import print_line
 from txl.runtime.outputs import inputs_of, require_free, require_outputs
-from txl.settings.flags import Typed, read_flags, refuse_idle_flags
+from txl.settings.flags import read_flags, refuse_idle_flags
+from txl.settings.layers import Asked
 
 MOST_USED = ("runs", "out", "mem_len", "split", "measure", "tokens", "data")
 DRAWING = {"runs", "out"}
@@ -78,7 +79,7 @@ def is_record(path: Path) -> bool:
     return path.suffix == ".json"
 
 
-def known_report(run: str, typed: Typed) -> Report | None:
+def known_report(run: str, typed: Asked) -> Report | None:
     """The report of a run that need not be measured: a report.json, or that of the checkpoint that
     would be read; None: it is to be measured. Raises `UsageError` if it is damaged, or there is no
     such run.
@@ -105,7 +106,7 @@ def known_report(run: str, typed: Typed) -> Report | None:
     return kept
 
 
-def measured(run: str, asked: ReportConfig, typed: Typed) -> Report:
+def measured(run: str, asked: ReportConfig, typed: Asked) -> Report:
     """Measure a run, and keep its figures.
 
     Raises `UsageError` if it cannot be read, or its text is not there.
@@ -132,7 +133,7 @@ def measured(run: str, asked: ReportConfig, typed: Typed) -> Report:
     return report
 
 
-def kept_report(run: Path, typed: Typed) -> Report | None:
+def kept_report(run: Path, typed: Asked) -> Report | None:
     """What a run folder has been measured to, if that is of the checkpoint that would be read, or
     that is not there any more; None: it is to be measured. Flags that say how to measure are never
     without effect.

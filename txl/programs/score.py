@@ -47,7 +47,8 @@ from txl.runs.scoring import opened, training_text
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.runtime.outputs import STANDARD, inputs_of, require_outputs
-from txl.settings.flags import Typed, named, read_flags, refuse_idle_flags
+from txl.settings.flags import named, read_flags, refuse_idle_flags
+from txl.settings.layers import Asked
 
 MOST_USED = ("text", "work_dir", "each", "context", "tokenise", "per_token", "mem_len", "json")
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def resolved(
-    typed: Typed, ranks: Ranks
+    typed: Asked, ranks: Ranks
 ) -> tuple[LanguageModel, DataConfig | None, ScoreConfig, Additions]:
     """The model, the text of its training if that is read, and how the file is scored. Raises
     `UsageError` on flags that do not go together.

@@ -19,12 +19,15 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from txl.config import build
 from txl.programs.run import run
-from txl.programs.train import asked_of, open_text
+from txl.programs.train import asked_of
 from txl.runs.resolve import resolved
+from txl.runs.training import open_text
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_error
 from txl.runtime.signals import status_after
+from txl.training.config import TrainConfig
 from txl.training.folder import locked_run_directory
 
 T = TypeVar("T")
@@ -66,13 +69,13 @@ def main(argv: Sequence[str]) -> int:
 
 def check(flags: Sequence[str], *, world: int, is_alone: bool) -> None:
     """Raise the `UsageError` with which a training in `world` processes would not begin."""
-    typed, asked = asked_of(flags)
+    asked = asked_of(flags)
+    folder = Path(build(TrainConfig, asked).work_dir)
     if not is_alone:
         return
     ranks = RanksToBe(0, world, torch.device("cpu"))
-    folder = Path(asked.work_dir)
     with unsaid(), locked_run_directory(folder, ranks):
-        open_text(resolved(typed, ranks, folder, restarted=False), ranks)
+        open_text(resolved(asked, ranks, folder, restarted=False), ranks)
 
 
 @contextmanager

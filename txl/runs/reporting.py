@@ -59,7 +59,7 @@ from txl.runs.scoring import PLAIN, Split, default_streams, rows_of, streams_of,
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 from txl.runtime.outputs import require_free
-from txl.settings.flags import Typed
+from txl.settings.layers import Asked
 from txl.training.metrics import records_of
 
 STEP = 256
@@ -141,7 +141,7 @@ def name_of(folder: Path) -> str:
 def report_of(
     lm: LanguageModel,
     asked: ReportConfig,
-    typed: Typed = MappingProxyType({}),  # type: ignore[assignment]
+    typed: Asked = MappingProxyType({}),  # type: ignore[assignment]
     *,
     rows: Sequence[Row] = (),
 ) -> Report:
@@ -186,7 +186,7 @@ def split_of(corpus: Corpus, asked: ReportConfig) -> str:
 
 
 def evaluation_of(
-    lm: LanguageModel, asked: ReportConfig, typed: Typed, ranks: Ranks, split: str
+    lm: LanguageModel, asked: ReportConfig, typed: Asked, ranks: Ranks, split: str
 ) -> EvalConfig:
     """How eval.py would read the text."""
     lengths = {

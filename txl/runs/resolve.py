@@ -29,7 +29,8 @@ from txl.positions.base import TableSettings
 from txl.registry import MEMORIES, chosen_by, is_read, reads
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
-from txl.settings.flags import Typed, refuse_idle_flags
+from txl.settings.flags import refuse_idle_flags
+from txl.settings.layers import Asked
 from txl.training.config import TrainConfig
 from txl.training.folder import open_run, saved_settings
 from txl.training.init import init_weights
@@ -116,7 +117,7 @@ def cluster_shares(corpus: Corpus, sizes: Sequence[int]) -> list[float]:
     return (np.add.reduceat(counts_V, begin_C) / counts_V.sum()).tolist()
 
 
-def shape_of(typed: Typed, context: Context) -> Shape:
+def shape_of(typed: Asked, context: Context) -> Shape:
     """What flags ask for; `context` says how many positions a learned table has.
 
     Raises `UsageError`.
@@ -165,7 +166,7 @@ class Settings(NamedTuple):
     initial: LanguageModel | None = None
 
 
-def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -> Settings:
+def resolved(typed: Asked, ranks: Ranks, run_folder: Path, *, restarted: bool) -> Settings:
     """The settings of a training in a folder, see `open_run`. Raises `UsageError` if flags
     contradict each other, or contradict the run that is resumed or the model of --init_from.
     """
@@ -190,7 +191,7 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     )
 
 
-def _with_its_conventions(typed: Typed, checkpoint: Checkpoint) -> Typed:
+def _with_its_conventions(typed: Asked, checkpoint: Checkpoint) -> Asked:
     """The flags without conventions other than those that a run began with, which a preset may name
     since: a notice says which it keeps.
     """
@@ -203,7 +204,7 @@ def _with_its_conventions(typed: Typed, checkpoint: Checkpoint) -> Typed:
     return kept
 
 
-def new_settings(typed: Typed, ranks: Ranks, initial: LanguageModel | None = None) -> Settings:
+def new_settings(typed: Asked, ranks: Ranks, initial: LanguageModel | None = None) -> Settings:
     """Those of a new training. Raises `UsageError` if flags contradict each other."""
     if initial:
         memory = initial.model_config.memory
@@ -242,7 +243,7 @@ def _text_of(initial: LanguageModel | None) -> dict[str, str]:
     return {"dataset": initial.record["data"]["dataset"]}
 
 
-def with_batch_size(typed: Typed, ranks: Ranks) -> Typed:
+def with_batch_size(typed: Asked, ranks: Ranks) -> Asked:
     """The flags with the `batch_size` that follows from --local_batch_size, if that is given."""
     if "local_batch_size" not in typed:
         return typed
@@ -255,7 +256,7 @@ def with_batch_size(typed: Typed, ranks: Ranks) -> Typed:
     return {**typed, "batch_size": batch_size}
 
 
-def without_last_update(typed: Typed) -> Typed:
+def without_last_update(typed: Asked) -> Asked:
     """The flags; with --minutes and without --max_step, those of a training that no number of
     updates ends.
     """
@@ -264,7 +265,7 @@ def without_last_update(typed: Typed) -> Typed:
     return {"max_step_scheduler": ENDLESS, **typed, "max_step": ENDLESS}
 
 
-def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
+def _with_memory(settings: Settings, typed: Asked, ranks: Ranks) -> Settings:
     """The same, with lengths and parts with which the memory remembers and learns to. Raises
     `UsageError` if it remembers nothing; says what else is of no use.
     """
@@ -306,7 +307,7 @@ def _note_on_parts(rule: type[MemoryRule], name: str, n_part: int, context: Cont
     return ""
 
 
-def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
+def _checked(settings: Settings, typed: Asked, ranks: Ranks) -> Settings:
     """The same, with what follows from other settings.
 
     Raises `UsageError` unless they go together.
@@ -351,7 +352,7 @@ def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
     return settings._replace(train=config)
 
 
-def _initial_model(typed: Typed) -> LanguageModel | None:
+def _initial_model(typed: Asked) -> LanguageModel | None:
     """The model of --init_from, with the memory that flags ask for. Raises `UsageError` if a flag
     asks for another architecture.
     """
@@ -380,7 +381,7 @@ def _initial_model(typed: Typed) -> LanguageModel | None:
     return found
 
 
-def _exchange_memory(lm: LanguageModel, of_memory: Typed, typed: Typed) -> None:
+def _exchange_memory(lm: LanguageModel, of_memory: Asked, typed: Asked) -> None:
     """Give a model the memory that flags ask for. Its new weights are drawn as those of a new
     model.
     """

@@ -47,16 +47,18 @@ from txl.model.autocast import dtype_on
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_line
-from txl.settings.flags import Typed
+from txl.settings.layers import Asked
 from txl.training.config import TrainConfig
 from txl.training.loop import Validation
 from txl.training.metrics import Metrics
 
 PLAIN = Additions()
-Asked = TypeVar("Asked", EvalConfig, ScoreConfig)
+Config = TypeVar("Config", EvalConfig, ScoreConfig)
 
 
-def opened(kind: type[Asked], typed: Typed, ranks: Ranks) -> tuple[Asked, Additions, LanguageModel]:
+def opened(
+    kind: type[Config], typed: Asked, ranks: Ranks
+) -> tuple[Config, Additions, LanguageModel]:
     """What flags ask for, and the model.
 
     Raises `UsageError` on test-time methods that do not work with the rest.

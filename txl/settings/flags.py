@@ -17,7 +17,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
-from txl.config import Context, ModelConfig, NamesParts, UsageError, fields_of, require
+from txl.config import (
+    Context,
+    ModelConfig,
+    NamesParts,
+    UsageError,
+    check_field,
+    fields_of,
+    require,
+)
 from txl.data_utils.datasets import DATA_SETS
 from txl.plugins import PLUGIN_HELP, is_from_file, taken_setting
 from txl.registry import (
@@ -31,11 +39,17 @@ from txl.registry import (
     readers_in,
     settings_of,
 )
-from txl.settings.file import NAMES_ELSEWHERE, words_of_file
-from txl.settings.layers import BESIDE_A_FILE, PRESETS, Entry, given_up, words_of
-from txl.settings.legacy import add_legacy_flags, answer_legacy_flags, current_value
+from txl.settings.file import is_of_run, settings_in
+from txl.settings.layers import Asked, Entry, Layer, merge, presets_of, read_preset
+from txl.settings.legacy import (
+    NAMES_ELSEWHERE,
+    RETIRED,
+    add_legacy_flags,
+    answer_legacy_flags,
+    current_value,
+)
+from txl.settings.reader import read_tables
 
-Typed = dict[str, Any]
 Groups = dict[str, list[tuple[Field, Any]]]
 _OF_FILES = {registry.flag for registry in (*ALL_PARTS, DATA_SETS)}
 """Flags whose choices may be in a file of one's own."""
@@ -50,7 +64,9 @@ _HELP_HELP = (
     "show this text and exit; with a topic, such as memory or optim, the flag of that name and the"
     f" settings of all that it chooses; {ALL}: every flag"
 )
-_PRESET_HELP = "settings by name, over which typed flags win; txl/settings/layers.py has them"
+_PRESET_HELP = "settings by name, over which typed flags win; txl/presets has them"
+_BY_FLAG_ONLY = ("config", "config_file", "help", "plugin")
+"""Flags that no file sets."""
 
 
 def require_utf8(words: Iterable[str]) -> None:
@@ -72,16 +88,35 @@ def read_flags(
     first: Sequence[str] = (),
     elsewhere: Mapping[str, Sequence[type]] = MappingProxyType({}),
     presets: Entry | None = None,
-) -> Typed:
-    """The typed flags as {field: value}; --help lists the fields in `first` first. Raises
-    `UsageError` on unknown or refused flags, and on values of the wrong type; `elsewhere` says why
-    flags of other programs are not read here. `presets` names the flags of a preset that --preset
-    stands for; they count as typed, and those that are typed win.
+) -> Asked:
+    """The settings of a command line as {field: value}; --help lists the fields in `first` first.
+    Raises `UsageError` on unknown or refused flags, and on values of the wrong type; `elsewhere`
+    says why flags of other programs are not read here. `presets` is the program that --preset and
+    --config have settings for; they count as typed, and those that are typed win.
 
     Dashes and underscores in flag names are equivalent. A bool field `x` makes the flags --x and
     --no_x.
     """
     require_utf8(argv)
+    parser = _parser_for(classes, description, first)
+    if presets is not None:
+        _add_layers(parser, presets)
+    add_legacy_flags(parser)
+    layers = [Layer(parser.typed(argv, elsewhere))]
+    if presets is not None:
+        layers += _layers_below(parser, presets, layers[0].values)
+    return _settled(layers)
+
+
+def over_preset(values: Asked, preset: str, entry: Entry, *classes: type) -> Asked:
+    """These settings over those of a preset for a program."""
+    parser = _parser_for(classes)
+    return _settled([Layer(values), parser.preset(preset, entry)])
+
+
+def _parser_for(
+    classes: Sequence[type], description: str = "", first: Sequence[str] = ()
+) -> "_Parser":
     parser = _Parser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -90,72 +125,65 @@ def read_flags(
         usage="%(prog)s [--flag value] ...",
     )
     _add_flags(parser, classes, first)
-    if presets is not None:
-        names = [name for name, preset in PRESETS.items() if getattr(preset, presets)]
-        parser.add_argument("--preset", choices=names, default=argparse.SUPPRESS, help=_PRESET_HELP)
-        for name, text in (("config", _CONFIG_HELP), ("config_file", argparse.SUPPRESS)):
-            parser.add_argument(f"--{name}", metavar="FILE", default=argparse.SUPPRESS, help=text)
-    known = set()
-    for option in parser._option_string_actions:
-        if option.startswith("--"):
-            known.add(option)
-    add_legacy_flags(parser, known)
-    typed, unknown = parser.parse_known_args([_underscored(word, known) for word in argv])
-    if unknown:
-        name = unknown[0].partition("=")[0].removeprefix("--").removeprefix("no_")
-        for why, others in elsewhere.items():
-            for cls in others:
-                require(name not in fields_of(cls), f"--{name} {why}; leave it out")
-        raise UsageError(_unknown_message(unknown, known))
-    # retired flags that are not typed are None
-    values = {name: value for name, value in vars(typed).items() if value is not None}
-    if presets is not None:
-        of_file = _of_file(parser, presets, classes, values)
-        for name in given_up(values, BESIDE_A_FILE):
-            of_file.pop(name, None)
-        values = of_file | values
-    preset = values.pop("preset", None)
-    if preset is not None and presets is not None:
-        values = vars(parser.parse_args(words_of(preset, presets, values))) | values
+    return parser
+
+
+def _settled(layers: Sequence[Layer]) -> Asked:
+    """The values of layers, the highest first, by the names that they have today."""
+    values = merge(layers)
     answer_legacy_flags(values)
     if values.get("clamp_len") == 0:
         print("note: --clamp_len 0 is off, as in the 2019 code", file=sys.stderr)
-    if len(values.get("data", ())) == 1:
-        values["data"] = values["data"][0]
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
+    data = values.get("data", ())
+    if isinstance(data, list) and len(data) == 1:
+        values["data"] = data[0]
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    return values
 
 
-def _of_file(parser: "_Parser", entry: Entry, classes: Iterable[type], typed: Typed) -> Typed:
-    """The settings of the file of --config, with its name as `config`; NVIDIA's programs name the
-    file with --config_file, and with --config a configuration in it.
+def _add_layers(parser: "_Parser", entry: Entry) -> None:
+    """Add the flags that name a preset and a file of settings for a program."""
+
+    def preset(name: str) -> str:
+        there = presets_of(entry)
+        if name not in there:
+            names = ", ".join(there)
+            raise argparse.ArgumentTypeError(f"invalid choice: {name!r} (choose from {names})")
+        return name
+
+    unset: Any = {"default": argparse.SUPPRESS}
+    parser.add_argument("--preset", type=preset, metavar="NAME", help=_PRESET_HELP, **unset)
+    for name, text in (("config", _CONFIG_HELP), ("config_file", argparse.SUPPRESS)):
+        parser.add_argument(f"--{name}", metavar="FILE", help=text, **unset)
+
+
+def _layers_below(parser: "_Parser", entry: Entry, typed: Asked) -> list[Layer]:
+    """Those of the file and the preset that a command line names, which are taken out of it; the
+    file may name the preset. NVIDIA's programs name the file with --config_file, and with --config
+    a configuration in it.
     """
+    layers = []
     name = typed.pop("config", None)
     file = typed.pop("config_file", None)
     if file is None:
-        file, name = name, None
-    if file is None or (file == "default" and not Path(file).exists()):
-        return {}
-    flags = parser._option_string_actions
-    idle = {}
-    for cls in (*classes, ModelConfig, Context):  # which a run notes for all programs
-        for key, f in fields_of(cls).items():
-            if _conditions(key, f):
-                idle[key] = default_of(f)
-    words = words_of_file(Path(file), entry, flags, idle, name)
-    found: Typed = {"config": file}
-    try:
-        for word in words:  # each alone: the items of a list are not words of one flag
-            for key, value in vars(parser.parse_args([word])).items():
-                if value is None:  # a retired flag that the word is not
-                    continue
-                if isinstance(value, list):
-                    value = [*found.get(key, []), *value]
-                found[key] = value
-        return found
-    except UsageError as error:
-        raise UsageError(f"{file}: {str(error).removeprefix('--')}") from None
+        file = name
+        name = None
+    preset = typed.pop("preset", None)
+    if file is not None and (file != "default" or Path(file).exists()):
+        content = read_tables(Path(file))
+        raw = settings_in(content, Path(file), entry, name)
+        if is_of_run(content):
+            raw = parser.asked_for(raw)
+        of_file = parser.layer(raw, file, entry)
+        named = of_file.values.pop("preset", None)
+        preset = preset or named
+        layers.append(of_file)
+        typed["config"] = file
+    if preset is not None:
+        layers.append(parser.preset(preset, entry))
+    return layers
 
 
 def has_flag(argv: Sequence[str], name: str) -> bool:
@@ -175,7 +203,7 @@ def named(argv: Sequence[str], name: str) -> Sequence[str]:
     return argv
 
 
-def refuse_idle_flags(typed: Typed, *configs: Any) -> None:
+def refuse_idle_flags(typed: Asked, *configs: Any) -> None:
     """Raise `UsageError` on a typed flag that has no effect (see `option(when=...)`, and `readers`
     of what position encodings and attention rules read). False and "auto" ask for nothing, nor does
     the default of a flag that goes with a value of another.
@@ -242,12 +270,14 @@ class _Parser(argparse.ArgumentParser):
     Attributes:
         choosers: of the settings of parts the flags that choose a part which reads them.
         idle: the settings that no part reads which is there by default.
+        fields: those that flags are made of, by name.
     """
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.choosers: dict[str, list[str]] = {}
         self.idle: set[str] = set()
+        self.fields: dict[str, Field] = {}
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
@@ -255,6 +285,83 @@ class _Parser(argparse.ArgumentParser):
         if "invalid choice" in message and flag in _OF_FILES:
             message += "; the file that defines one of your own is named with --plugin"
         raise UsageError(message)
+
+    def typed(self, argv: Sequence[str], elsewhere: Mapping[str, Sequence[type]]) -> Asked:
+        """The values of a command line. Raises `UsageError`, see `read_flags`."""
+        known = set()
+        for flag, action in self._option_string_actions.items():
+            if flag.startswith("--") and not action.dest.startswith(RETIRED):
+                known.add(flag)
+        found, unknown = self.parse_known_args([_underscored(word, known) for word in argv])
+        if unknown:
+            name = unknown[0].partition("=")[0].removeprefix("--").removeprefix("no_")
+            for why, others in elsewhere.items():
+                for cls in others:
+                    require(name not in fields_of(cls), f"--{name} {why}; leave it out")
+            raise UsageError(_unknown_message(unknown, known))
+        return vars(found)
+
+    def preset(self, name: str, entry: Entry) -> Layer:
+        """The settings of a preset for a program."""
+        values = read_preset(name)[entry]
+        return self.layer(values, f"preset {name}", entry)._replace(is_preset=True)
+
+    def layer(self, raw: Mapping[str, Any], origin: str, entry: Entry) -> Layer:
+        """The values of a file, each as its flag would have it. Raises `UsageError` that names the
+        file and the setting.
+        """
+        values: Asked = {}
+        for key, value in raw.items():
+            try:
+                self._require_setting(key, entry)
+                if value is not None:
+                    action = self._option_string_actions[f"--{key}"]
+                    found = value_of(action, key, value)
+                    values[action.dest] = found
+                    self._check(action.dest, found)
+            except UsageError as error:
+                said = str(error).removeprefix(f"--{key} ")
+                raise UsageError(f"{origin}: {key}: {said}") from None
+        return Layer(values, origin)
+
+    def _check(self, name: str, value: Any) -> None:
+        """Raise `UsageError` if a value is out of the bounds of its field."""
+        f = self.fields.get(name)
+        if f is not None and value != f.default:  # which may stand for another, as --d_embed -1
+            check_field(f, value)
+
+    def _require_setting(self, key: str, entry: Entry) -> None:
+        """Raise `UsageError` unless a key of a file is a flag."""
+        require(key not in _BY_FLAG_ONLY, f"give it on the command line, as --{key}")
+        flags = self._option_string_actions
+        if f"--{key}" in flags:
+            return
+        hint = f"here it is {NAMES_ELSEWHERE.get(key)}"
+        if key not in NAMES_ELSEWHERE:
+            names = {flag.removeprefix("--") for flag in flags}
+            near = difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else "see --help"
+            if entry != "train":
+                hint = f"none of {entry}.py; one of train.py stands below [train]"
+        raise UsageError(f"no such setting; {hint}")
+
+    def asked_for(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Of the settings that a run has noted those that ask for something here: a run notes those
+        of parts that it does not have, and of all programs.
+        """
+        defaults: Asked = {}
+        for cls in (ModelConfig, Context):
+            for name, f in fields_of(cls).items():
+                defaults[name] = default_of(f)
+        found = {}
+        for key, value in raw.items():
+            f = self.fields.get(key)
+            if f is None or value in ("", []):
+                continue
+            if _conditions(key, f) and value == defaults.get(key, default_of(f)):
+                continue
+            found[key] = value
+        return found
 
     def show_help(self, topic: str | None) -> None:
         """Print the flags: all but the idle ones; with a topic the flag of that name and the
@@ -357,6 +464,7 @@ def _add_flags(parser: _Parser, classes: Sequence[type], first: Sequence[str]) -
     for title, members in groups.items():
         group = parser.add_argument_group(title)
         for f, hint in members:
+            parser.fields[f.name] = f
             _add_flag(group, f, hint)
 
 
@@ -388,6 +496,45 @@ def _add_settings_of_parts(
                     choosers.append(registry.flag)
                 if default not in readers_in(registry, f.name):
                     parser.idle.add(f.name)
+
+
+def value_of(action: argparse.Action, key: str, value: Any) -> Any:
+    """The value for one in a file that a flag has for its words; a list for a flag of several.
+    Raises `UsageError`.
+
+    Args:
+        key: by which the file calls it; no_x = true is x = false.
+    """
+    if action.dest.startswith(RETIRED):
+        return value
+    if isinstance(value, bool):
+        is_switch = isinstance(action, _Switch) or action.nargs == 0 or action.const is True
+        given = str(value).lower()
+        require(is_switch, f"takes a value, and {given} is none; leave it out")
+        return value != (key == f"no_{action.dest}")
+    require(action.nargs != 0, "is true or false")
+    takes_several = action.nargs == "+"
+    require(takes_several or not isinstance(value, list), "takes one value, and no list")
+    values = value if isinstance(value, list) else [value]
+    require(bool(values), "expected at least one value; leave it out")
+    found = [_one_value(action, one) for one in values]
+    return found if takes_several else found[0]
+
+
+def _one_value(action: argparse.Action, value: Any) -> Any:
+    is_value = isinstance(value, str | int | float) and not isinstance(value, bool)
+    require(is_value, f"{str(value)[:40]} is no text and no number; give one")
+    kind: Any = action.type or str
+    try:
+        found = kind(str(value))
+    except ValueError:
+        raise UsageError(f"invalid {kind.__name__} value: {value!r}") from None
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(str(error)) from None
+    if action.choices is not None and found not in action.choices:
+        there = ", ".join(map(str, action.choices))
+        raise UsageError(f"invalid choice: {value!r} (choose from {there})")
+    return found
 
 
 def _add_flag(group: Any, f: Field, hint: Any) -> None:
