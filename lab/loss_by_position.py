@@ -16,10 +16,10 @@ from txl.config import require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, EvalConfig
 from txl.evaluation.rows import Row
-from txl.programs.eval import MOST_USED, Measure, resolved, score_splits
+from txl.programs.eval import MOST_USED
 from txl.programs.run import run
+from txl.runs.evaluation import Measure, evaluate
 from txl.runs.scoring import Split
-from txl.runtime.distributed import process_group
 from txl.runtime.log import perplexity, print_line
 from txl.settings.flags import read_flags
 
@@ -69,8 +69,7 @@ def main(argv: Sequence[str]) -> None:
         "--borders aside: losses by position are of tokens that stand anywhere in their segments;"
         " give --borders both, or leave --borders out",
     )
-    with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
-        score_splits(*resolved(typed, ranks, measure), ranks, measure)
+    evaluate(typed, measure)
 
 
 def table_of(row: Row) -> str:

@@ -158,7 +158,11 @@ def _import_all() -> None:
 
     import txl.programs.eval
     import txl.programs.generate
-    import txl.programs.train  # noqa: F401
+    import txl.programs.train
+    import txl.runs.evaluation
+    import txl.runs.generation
+    import txl.runs.text_scores
+    import txl.runs.training  # noqa: F401
     from txl.training import meter
 
     meter.measured_peak_flops = peak_flops

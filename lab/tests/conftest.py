@@ -50,5 +50,5 @@ def entry_points() -> dict[str, ModuleType]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take a second each."""
-    for program in ("txl.programs.eval", "lab.recl"):
+    for program in ("txl.runs.evaluation", "lab.recl"):
         monkeypatch.setattr(f"{program}.drawable", lambda *_: [])

@@ -275,7 +275,7 @@ def here(
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take a second each; tests/evaluation/test_plots.py looks at them."""
-    monkeypatch.setattr("txl.programs.eval.drawable", lambda *_: [])
+    monkeypatch.setattr("txl.runs.evaluation.drawable", lambda *_: [])
 
 
 @pytest.fixture

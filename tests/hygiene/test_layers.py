@@ -13,6 +13,7 @@ ROOMS = [
     {"errors", "files"},
     {"registry"},
     {"config"},
+    {"usage"},
     {"runtime", "ops"},
     {"model"},
     {"memory", "positions", "stacks"},

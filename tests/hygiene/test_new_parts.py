@@ -19,7 +19,7 @@ from txl.evaluation.config import EvalConfig
 from txl.memory import MEMORIES, require_works
 from txl.positions import POSITION_ENCODINGS
 from txl.programs import train
-from txl.registry import chosen_by, is_read
+from txl.registry import is_read
 from txl.runs.scoring import evaluation_of
 from txl.runtime.distributed import Ranks
 from txl.settings.flags import read_flags, refuse_idle_flags
@@ -71,7 +71,7 @@ def test_a_file_and_a_line_in_the_registry_are_all(tmp_path: Path) -> None:
     edit(
         tmp_path / "txl/registry.py",
         '        "none": "txl.positions.none:NoPosition",',
-        '        "toy": "txl.positions.toy:Toy",',
+        '        "toy": "txl.positions.toy:Toy toy_reach",',
     )
     shutil.copy(HERE / "toy_memory.py", tmp_path / "txl/memory/toy.py")
     edit(
@@ -113,8 +113,7 @@ def test_what_an_encoding_declares_makes_help_and_refusals_name_it(
     with pytest.raises(UsageError, match="only with t5, shaw, deberta or toy; leave it out"):
         refuse_idle_flags({"max_distance": 3}, ModelConfig(n_token=1, position="rotary"))
     read = [
-        is_read("max_distance", **chosen_by(ModelConfig(n_token=1, position=name)))
-        for name in ("toy", "rotary")
+        is_read("max_distance", ModelConfig(n_token=1, position=name)) for name in ("toy", "rotary")
     ]
     assert read == [True, False]
     model = TransformerXL(ModelConfig(n_token=5, n_layer=1, position="rotary"))
@@ -202,7 +201,7 @@ def test_no_other_file_names_an_encoding_or_a_memory() -> None:
             # of other programs' models
             allowed |= DECODERS if name in ("rotary", "sinks") else set()
             # --knn
-            allowed |= {"txl/evaluation/test_time/knn.py"} if name == "knn" else set()
+            allowed |= {"txl/evaluation/config.py"} if name == "knn" else set()
             assert files <= allowed, name
 
 

@@ -32,7 +32,7 @@ from txl.data_utils.tokenizer import EOS, UNK, Tokenizer
 from txl.data_utils.words import Vocab
 from txl.evaluation.plots import plot_curve
 from txl.files import folder_written_whole
-from txl.registry import chosen_by, is_read, settings_of_all
+from txl.registry import PARTS, is_read, setting_in
 from txl.report.record import short_word, without_folders
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity
@@ -296,16 +296,14 @@ def training_command(record: dict[str, Any]) -> str:
             else:
                 default = f.default
             is_flag = f.metadata.get("flag", True) and f.name not in ("resume", "overwrite")
-            is_flag = is_flag and is_read(f.name, **chosen_by(shape))
+            is_flag = is_flag and is_read(f.name, shape)
             if not is_flag or value is None or value == default:
                 continue
             words += as_words({f.name: value})
-    settings = settings_of_all()
     for name, value in shape.own.items():
-        is_of_file = name not in settings  # its author's, which has not been run here
-        if is_of_file or (
-            settings[name].metadata.get("flag", True) and value != settings[name].default
-        ):
+        setting = setting_in(PARTS, name)
+        is_of_file = setting is None  # its author's, which has not been run here
+        if is_of_file or (setting.metadata.get("flag", True) and value != setting.default):
             words += as_words({name: value})
     known = fields_of(TrainConfig)
     for name, value in record.get("train", {}).items():
@@ -464,7 +462,7 @@ def rates(lm: "LanguageModel") -> dict[str, float]:
     try:
         config = TrainConfig(
             **require_fields(
-                {name: noted[name] for name in RATES if name in noted}, hints_of(TrainConfig)
+                {name: noted[name] for name in RATES if name in noted}, hints_of(TrainConfig, RATES)
             )
         )
     except (TypeError, ValueError) as error:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from txl.attention_rules import use_attention
-from txl.checkpoint import ModelUse
 from txl.config import Context, Dtype, ModelConfig, UsageError, fields_of, require
 from txl.data_utils.chat import Messages
 from txl.data_utils.corpus import Corpus, DataConfig
@@ -49,6 +48,7 @@ from txl.positions import require_serves
 from txl.registry import MEMORIES
 from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
+from txl.usage import ModelUse
 
 _LOG = logging.getLogger(__name__)
 TOO_SHORT = "has one token, and nothing before it to predict it from; give more text"

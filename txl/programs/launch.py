@@ -7,6 +7,9 @@ Only the standard library is imported before the program is.
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,8 +85,23 @@ other to wake up.
 """
 
 
-_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-"""Handlers of the signals that end a program in one line."""
+@contextmanager
+def ends_at_once() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the process in one line: libraries that are imported catch exceptions, or
+    turn them into others.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN:  # a shell may have started us so
+                before[number] = handler
+                signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def launch(name: str) -> None:
@@ -94,19 +112,14 @@ def launch(name: str) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     prepare()
     import_module("txl.runtime.clock").note_launch()
-    before = {number: signal.getsignal(number) for number in _USUAL}
-    for number, handler in before.items():
-        if handler is _USUAL[number]:  # else a shell started us with it ignored
-            signal.signal(number, _end)
-    try:
-        main = import_module(PROGRAMS[name].module).main
-    except ImportError as error:
-        if error.name is not None:  # else the program says what to install
-            raise
-        _refuse(str(error))
-    run = import_module("txl.programs.run").run
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with ends_at_once():
+        try:
+            main = import_module(PROGRAMS[name].module).main
+        except ImportError as error:
+            if error.name is not None:  # else the program says what to install
+                raise
+            _refuse(str(error))
+        run = import_module("txl.programs.run").run
     run(main)
 
 
@@ -145,7 +158,6 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """End at once: partially imported libraries catch exceptions, or turn them into others."""
     what = "interrupted"
     if number == signal.SIGTERM:
         what = "stopped by SIGTERM"

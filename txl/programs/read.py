@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from txl.checkpoint import MemoryUse, ReadsOn
 from txl.config import LENGTH, SIZE, TextKind, build, option, require
-from txl.data_utils.free_text import read_text
-from txl.language.kept_memory import MEMORY
-from txl.programs.one_model import memory_in, opened, require_words
+from txl.programs.launch import ends_at_once
 from txl.runtime.log import print_line
 from txl.runtime.outputs import inputs_of, require_outputs
 from txl.settings.flags import named, read_flags
+from txl.usage import MemoryUse, ReadsOn
 
 MOST_USED = ("text", "work_dir", "to", "memory_file", "mem_len", "tokenise")
 
@@ -41,14 +39,20 @@ class ReadConfig(ReadsOn):
 
 
 def main(argv: Sequence[str]) -> None:
-    argv = named(argv, "text")
-    typed = read_flags(argv, ReadConfig, MemoryUse, description=__doc__ or "", first=MOST_USED)
-    require("text" in typed, "name the file of the text: txl read FILE (-: standard input)")
-    config = build(ReadConfig, typed)
+    asked = read_flags(
+        named(argv, "text"), ReadConfig, MemoryUse, description=__doc__ or "", first=MOST_USED
+    )
+    require("text" in asked, "name the file of the text: txl read FILE (-: standard input)")
+    config: ReadConfig = build(ReadConfig, asked)
     require(config.to is not None, "--to: name the file for the memory, such as --to book.memory")
-    require_outputs({"--to": (config.to, MEMORY)}, inputs_of(typed, "to"))
+    with ends_at_once():  # PyTorch, which --help does without
+        from txl.data_utils.free_text import read_text
+        from txl.language.kept_memory import MEMORY
+        from txl.runs.models import memory_in, open_one_model, require_words
+
+    require_outputs({"--to": (config.to, MEMORY)}, inputs_of(asked, "to"))
     place = Path(config.to or "")
-    lm = opened(config, typed)
+    lm = open_one_model(config, asked)
     require_words(lm, config.tokenise)
     lm = replace(lm, context=lm.context.as_asked(config))
     before = memory_in(lm, config.memory_file)

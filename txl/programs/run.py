@@ -10,12 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from txl.config import UsageError
+from txl.errors import RunFailed, UsageError
 from txl.files import Stopped, signals_raise
 from txl.plugins import without_plugins
-from txl.runtime.distributed import LostContactError
 from txl.runtime.log import print_error, print_notices
-from txl.training.step import NonFiniteError
 
 _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or name another"),
@@ -51,7 +49,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     except UsageError as error:
         status = 2
         message = str(error)
-    except (NonFiniteError, LostContactError) as error:
+    except RunFailed as error:
         status = 1
         message = str(error)
     except UnicodeEncodeError as error:

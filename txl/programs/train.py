@@ -6,8 +6,8 @@ python train.py --data FOLDER ...           torchrun --nproc_per_node=4 train.py
 from collections.abc import Sequence
 
 from txl.config import Context, ModelConfig
-from txl.data_utils.corpus import DataConfig
-from txl.runs.training import train
+from txl.data_utils.datasets import DataConfig
+from txl.programs.launch import ends_at_once
 from txl.settings.flags import read_flags
 from txl.settings.layers import Asked
 from txl.training.config import TrainConfig
@@ -31,7 +31,11 @@ MOST_USED = (
 
 
 def main(argv: Sequence[str]) -> int:
-    return train(asked_of(argv))
+    asked = asked_of(argv)
+    with ends_at_once():
+        from txl.runs.training import train  # PyTorch, which --help does without
+
+    return train(asked)
 
 
 def asked_of(argv: Sequence[str]) -> Asked:

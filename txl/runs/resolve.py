@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from txl.checkpoint import Checkpoint, MemoryUse
+from txl.checkpoint import Checkpoint
 from txl.config import Context, ModelConfig, UsageError, as_dict, build, fields_of, require
 from txl.convert.kimiyoung_arguments import PUBLISHED, Published
 from txl.data_utils.corpus import Corpus, DataConfig
@@ -26,7 +26,7 @@ from txl.memory import lengths_with, parts_by_default, positions_by_default
 from txl.model.parts import require_masks_documents, require_works
 from txl.model.rule import MemoryRule
 from txl.positions.base import TableSettings
-from txl.registry import MEMORIES, chosen_by, is_read, reads
+from txl.registry import MEMORIES, is_read, reads
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 from txl.settings.flags import refuse_idle_flags
@@ -37,6 +37,7 @@ from txl.training.init import init_weights
 from txl.training.repeated import why_no_graph
 from txl.training.run import require_shares
 from txl.training.schedules import schedule_of
+from txl.usage import MemoryUse
 
 AUTO = ("auto",)
 CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
@@ -133,7 +134,7 @@ def shape_of(typed: Asked, context: Context) -> Shape:
         if name != "cutoffs":
             asked[name] = value
     model = build(ModelConfig, asked)
-    has_table = is_read("n_position", **chosen_by(model))
+    has_table = is_read("n_position", model)
     if has_table and model.settings(TableSettings).n_position is None:
         model = replace(model, n_position=positions_by_default(model, context))
     return Shape(model, cutoffs)

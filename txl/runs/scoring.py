@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from txl.attention_rules import use_attention
-from txl.checkpoint import MemoryUse, load_model, open_checkpoint
+from txl.checkpoint import load_model, open_checkpoint
 from txl.config import Context, ModelConfig, build, require
 from txl.convert import vocabulary_in
 from txl.data_utils.corpus import Corpus
@@ -45,6 +45,7 @@ from txl.language.text_generation import TextGenerator
 from txl.memory import lengths_with, unbounded
 from txl.model.autocast import dtype_on
 from txl.model.transformer import TransformerXL
+from txl.runs.models import open_model
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_line
 from txl.settings.layers import Asked
@@ -56,7 +57,7 @@ PLAIN = Additions()
 Config = TypeVar("Config", EvalConfig, ScoreConfig)
 
 
-def opened(
+def open_for_scoring(
     kind: type[Config], typed: Asked, ranks: Ranks
 ) -> tuple[Config, Additions, LanguageModel]:
     """What flags ask for, and the model.
@@ -74,18 +75,8 @@ def opened(
     else:
         kept = config.dtype
     vocabulary = config.vocabulary or vocabulary_in(typed.get("data"), Path(config.work_dir))
-    sources = {"vocabulary": vocabulary, "dataset": typed.get("dataset")}
-    return (
-        config,
-        additions,
-        LanguageModel.open(
-            config.work_dir,
-            **sources,
-            device=ranks.device,
-            dtype=kept,
-            **MemoryUse.asked(typed),
-        ),
-    )
+    how = {"vocabulary": vocabulary, "device": ranks.device, "dtype": kept}
+    return config, additions, open_model(config, typed, **how)
 
 
 def streams_by_default(shape: ModelConfig, reset: str, ranks: Ranks) -> int:

@@ -2,15 +2,16 @@
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from txl.config import Context, ModelConfig, build, require
+from txl.config import Context, ModelConfig, as_words, build, require
 from txl.data_utils.any_files import Survey, survey
-from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.corpus import LONG_WORD, Corpus, DataConfig
 from txl.data_utils.transfer import names_in
 from txl.evaluation.config import EvalConfig, ReportConfig
 from txl.evaluation.gain import (
@@ -117,6 +118,50 @@ class Trial(NamedTuple):
     @property
     def starts(self) -> Any:
         return self.split.starts_if_any()
+
+
+READING = ("dataset", "documents", "text_field", "tokenizer")
+"""Flags that say how a text is read."""
+_OF_ONE_TRIAL = ("data", "minutes", "work_dir", "overwrite", "resume")
+"""What the command for another trial of the same model names otherwise, or not."""
+
+
+def try_memory(asked: Asked, against: Sequence[str] = ()) -> int:
+    """Train, evaluate, sample and judge; returns the exit status of the training if that is not 0.
+
+    Args:
+        asked: settings of a training, with `data` and `minutes`, over what is chosen for the text.
+        against: memories of second models.
+    Raises:
+        UsageError: if nothing could be judged, or something else stands in the way.
+    """
+    clock = Clock()
+    require_memory(asked)
+    plan = plan_of(asked)
+    require_outputs(plan)
+    status, trial = trained_and_read(plan, clock, asked)
+    if trial is None:
+        return status
+    verdict = verdict_of(trial)
+    say(trial, verdict, plan.run, asked)
+    record: dict[str, Any] = {
+        "minutes": asked["minutes"],
+        "verdict": verdict.as_dict(),
+        "against": {},
+    }
+    write_result(plan.run, trial, record)
+    print_line(f"| page: {draw_page(plan.run, trial)}")
+    for memory in against:
+        status, other = trained_and_read(plan.against(memory, len(trial.split.ids)), Clock(), asked)
+        if other is None:
+            return status
+        record["against"][memory] = compared(trial, other, memory)
+        write_result(plan.run, trial, record)
+    answers = []
+    for found in record["against"].values():
+        answers.append(found["sentence"])
+    print_line("; ".join([f"| {verdict.sentence()}", *(answers or [advice(asked)])]))
+    return 0
 
 
 # what is trained
@@ -391,6 +436,53 @@ def verdict_of(trial: Trial) -> Verdict:
         reset=trial.lm.reading["reset"],
         train_ids=trial.corpus.split("train"),
     )
+
+
+def say(trial: Trial, verdict: Verdict, run: Path, typed: Asked) -> None:
+    """Print a sample, the figures and how to train longer."""
+    print_line("")
+    print_line(trial.lm.generate("", length=150, seed=1, top_p=0.9).strip())
+    print_line("")
+    row = row_of(trial, "cut", trial.lm.context.mem_len)
+    bits = row.score.bits_per_character
+    if bits is None:
+        per_character = ""
+    else:
+        per_character = f", {bits:.3f} bits a character"
+    per_word = ""
+    has_words = row.score.word_perplexity is not None
+    if has_words and row.score.characters <= LONG_WORD * row.score.words:
+        per_word = f", {row.score.word_perplexity:.2f} a word and line end"
+    print_line(
+        f"| {row.split}: {row.score.tokens:,} tokens, perplexity {row.score.perplexity:.2f} a token"
+        f"{per_word}{per_character}"
+    )
+    if verdict.beyond is not None:
+        print_line(f"| beyond the memory of the training: {verdict.beyond.claim()}")
+    text = text_as_typed(typed)
+    minutes = 6 * typed["minutes"]
+    longer = f"txl train --work_dir {shlex.quote(str(run))} --resume --minutes {minutes:g}"
+    print_line(
+        f"| to train it longer: {longer}; a larger one: txl try {text} --preset small --minutes 60"
+    )
+
+
+def advice(typed: Asked) -> str:
+    """What one model does not say, and the command that answers it."""
+    minutes = typed["minutes"]
+    after = f"this is of one model after {minutes:g} minutes"
+    if minutes == 1:
+        after = "this is of one model after 1 minute"
+    same = {name: value for name, value in typed.items() if name not in _OF_ONE_TRIAL}
+    words = shlex.join([*names_in(typed["data"]), *as_words(same)])
+    command = f"txl try {words} --minutes {minutes:g} --against none"
+    return f"{after}; a second one without memory says what it is worth: {command}"
+
+
+def text_as_typed(typed: Asked) -> str:
+    """The words of a command line that name the text, and the flags that say how it is read."""
+    reading = {name: typed[name] for name in READING if name in typed}
+    return shlex.join([*names_in(typed["data"]), *as_words(reading)])
 
 
 def row_of(trial: Trial, borders: str, mem_len: int) -> Row:

@@ -8,7 +8,6 @@ from typing import Any
 
 from txl.config import Context, ModelConfig, hints_of
 from txl.errors import require
-from txl.memory import parts_by_default, positions_by_default
 from txl.registry import settings_before
 from txl.runtime.records import require_fields
 from txl.settings.layers import Entry
@@ -88,9 +87,13 @@ def _found_from_others(record: Mapping[str, Any], settings: Mapping[str, Any]) -
     found = {name for name, of in _FOLLOWS.items() if settings.get(name) == settings.get(of)}
     if settings.get("local_batch_size") is not None:
         found.add("batch_size")
+    from txl.memory import parts_by_default, positions_by_default  # PyTorch
+
     try:
-        model = ModelConfig(**require_fields(record["model"], hints_of(ModelConfig)))
-        context = Context(**require_fields(record["context"], hints_of(Context)))
+        model = ModelConfig(
+            **require_fields(record["model"], hints_of(ModelConfig, record["model"]))
+        )
+        context = Context(**require_fields(record["context"], hints_of(Context, record["context"])))
         n_position = positions_by_default(model, context)
         n_part = parts_by_default(model.memory, context)
     except (TypeError, ValueError):  # edited, or of a plug-in: what is wrong is said later

@@ -17,15 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
-from txl.config import (
-    Context,
-    ModelConfig,
-    NamesParts,
-    UsageError,
-    check_field,
-    fields_of,
-    require,
-)
+from txl.config import Context, UsageError, check_field, field_of, names_of, require
 from txl.data_utils.datasets import DATA_SETS
 from txl.plugins import PLUGIN_HELP, is_from_file, taken_setting
 from txl.registry import (
@@ -35,8 +27,9 @@ from txl.registry import (
     PARTS_OF_TRAINING,
     Registry,
     default_of,
+    names_of_settings,
     readers,
-    readers_in,
+    setting_in,
     settings_of,
 )
 from txl.settings.file import is_of_run, settings_in
@@ -212,18 +205,15 @@ def refuse_idle_flags(typed: Asked, *configs: Any) -> None:
         configs: what the flags were resolved into; of several models that are compared, one must
             read a flag.
     """
-    by_name: dict[str, Field] = {}
-    for config in configs:
-        by_name |= fields_of(type(config))
     for name, value in typed.items():
-        f = by_name.get(name)
+        f = _field_in(configs, name)
         given = f"--{name}" if value is True else f"--{name} {value}"
         for choices in _conditions(name, f) if value is not False and value != "auto" else ():
             has = {}
             for key in choices:
                 has[key] = [getattr(config, key) for config in configs if hasattr(config, key)]
             if any(
-                _holds(one, accepted, by_name[key])
+                _holds(one, accepted, _field_in(configs, key))
                 for key, accepted in choices.items()
                 for one in has[key]
             ):
@@ -245,11 +235,9 @@ def _conditions(name: str, f: Field | None) -> list[dict[str, Sequence[str]]]:
     """What a flag has an effect with: each of these must hold, with one of its fields at one of the
     values.
     """
-    found: list[dict[str, Sequence[str]]] = [
-        {key: who for key, who in readers(name)._asdict().items() if who}
-    ]
+    found: list[dict[str, Sequence[str]]] = [dict(readers(name))]
     for registry in (*PARTS_OF_TRAINING, ADAPTATION_RULES):
-        who = readers_in(registry, name)
+        who = registry.readers(name)
         if who:
             found.append({registry.flag: who})
     if f is not None and f.metadata.get("when"):
@@ -258,26 +246,60 @@ def _conditions(name: str, f: Field | None) -> list[dict[str, Sequence[str]]]:
     return [one for one in found if one]
 
 
-def _holds(value: Any, accepted: Sequence[str], f: Field) -> bool:
+def _field_in(configs: Sequence[Any], name: str) -> Field | None:
+    for config in configs:
+        f = field_of(type(config), name)
+        if f is not None:
+            return f
+    return None
+
+
+def _holds(value: Any, accepted: Sequence[str], f: Field | None) -> bool:
     if accepted:
         return value in accepted
-    return value != f.default
+    return f is not None and value != f.default
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are `UsageError`, and whose help leaves out what nobody has by default.
 
     Attributes:
-        choosers: of the settings of parts the flags that choose a part which reads them.
-        idle: the settings that no part reads which is there by default.
         fields: those that flags are made of, by name.
+        sections: titles in the help of the fields of configurations.
+        default_parts: the registries of which a part is chosen, with its default.
+        choosers: of the settings of parts the registries with a part that has it.
     """
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.choosers: dict[str, list[str]] = {}
-        self.idle: set[str] = set()
         self.fields: dict[str, Field] = {}
+        self.sections: dict[str, str] = {}
+        self.default_parts: list[tuple[Registry, Any]] = []
+        self.choosers: dict[str, list[Registry]] = {}
+        self._titled: dict[str, Any] = {}
+
+    def add_field(self, title: str, f: Field, hint: Any) -> None:
+        """Add the flag of a field, in the group of this title."""
+        if title not in self._titled:
+            self._titled[title] = self.add_argument_group(title)
+        self.fields[f.name] = f
+        _add_flag(self._titled[title], f, hint)
+
+    def add_settings(self, names: Iterable[str]) -> None:
+        """Add the flags of those of these settings that parts have, where they are not there yet:
+        beside the flag that chooses the part, or apart if it is of a file of one's own.
+        """
+        for name in names:
+            if name in self.fields or name not in self.choosers:
+                continue
+            registry = self.choosers[name][0]
+            part = registry[registry.owners(name)[0]]
+            hint = typing.get_type_hints(settings_of(part))[name]
+            f = setting_in((registry,), name)
+            assert f is not None
+            if f.metadata.get("flag", True):
+                title = "of your own" if is_from_file(part) else self.sections[registry.flag]
+                self.add_field(title, f, hint)
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
@@ -288,16 +310,20 @@ class _Parser(argparse.ArgumentParser):
 
     def typed(self, argv: Sequence[str], elsewhere: Mapping[str, Sequence[type]]) -> Asked:
         """The values of a command line. Raises `UsageError`, see `read_flags`."""
-        known = set()
+        known = {f"--{name}" for name in self.choosers}
         for flag, action in self._option_string_actions.items():
             if flag.startswith("--") and not action.dest.startswith(RETIRED):
                 known.add(flag)
-        found, unknown = self.parse_known_args([_underscored(word, known) for word in argv])
+        words = [_underscored(word, known) for word in argv]
+        for word in words:
+            name = word.partition("=")[0].removeprefix("--")
+            self.add_settings([name, name.removeprefix("no_")])
+        found, unknown = self.parse_known_args(words)
         if unknown:
             name = unknown[0].partition("=")[0].removeprefix("--").removeprefix("no_")
             for why, others in elsewhere.items():
                 for cls in others:
-                    require(name not in fields_of(cls), f"--{name} {why}; leave it out")
+                    require(name not in names_of(cls), f"--{name} {why}; leave it out")
             raise UsageError(_unknown_message(unknown, known))
         return vars(found)
 
@@ -311,6 +337,7 @@ class _Parser(argparse.ArgumentParser):
         file and the setting.
         """
         values: Asked = {}
+        self.add_settings(raw)
         for key, value in raw.items():
             try:
                 self._require_setting(key, entry)
@@ -338,7 +365,7 @@ class _Parser(argparse.ArgumentParser):
             return
         hint = f"here it is {NAMES_ELSEWHERE.get(key)}"
         if key not in NAMES_ELSEWHERE:
-            names = {flag.removeprefix("--") for flag in flags}
+            names = {*self.choosers, *(flag.removeprefix("--") for flag in flags)}
             near = difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else "see --help"
             if entry != "train":
@@ -349,41 +376,40 @@ class _Parser(argparse.ArgumentParser):
         """Of the settings that a run has noted those that ask for something here: a run notes those
         of parts that it does not have, and of all programs.
         """
-        defaults: Asked = {}
-        for cls in (ModelConfig, Context):
-            for name, f in fields_of(cls).items():
-                defaults[name] = default_of(f)
+        self.add_settings(raw)
         found = {}
         for key, value in raw.items():
             f = self.fields.get(key)
             if f is None or value in ("", []):
                 continue
-            if _conditions(key, f) and value == defaults.get(key, default_of(f)):
+            noted = field_of(Context, key) or f  # what is left open in a reading is not in a run
+            if _conditions(key, f) and value == default_of(noted):
                 continue
             found[key] = value
         return found
 
     def show_help(self, topic: str | None) -> None:
-        """Print the flags: all but the idle ones; with a topic the flag of that name and the
-        settings of all that it chooses, or every flag. Raises `UsageError` if there is no such
-        topic.
+        """Print the flags: all but the settings that no part has which is there by default; with a
+        topic the flag of that name and the settings of all that it chooses, or every flag. Raises
+        `UsageError` if there is no such topic.
         """
-        topics = list(dict.fromkeys(flag for flags in self.choosers.values() for flag in flags))
-        if topic == ALL:
-            self.print_help()
-            return
+        topics = [registry.flag for registry, _ in self.default_parts]
         if topic is None:
-            for action in self._actions:
-                if action.dest in self.idle:
-                    action.help = argparse.SUPPRESS
+            for registry, default in self.default_parts:
+                self.add_settings(registry.own(default))
             if topics:
                 also = ", ".join(f"--help {name}" for name in topics)
                 self.epilog = f"more settings: {also}, --help {ALL}"
             self.print_help()
             return
+        self.add_settings(self.choosers)
+        if topic == ALL:
+            self.print_help()
+            return
         shown = []
         for action in self._actions:
-            if action.dest == topic or topic in self.choosers.get(action.dest, []):
+            chosen_by = [registry.flag for registry in self.choosers.get(action.dest, ())]
+            if action.dest == topic or topic in chosen_by:
                 shown.append(action)
         names = ", ".join([*topics, ALL])
         require(bool(shown), f"--help {topic}: no such topic; there are {names}, and all flags")
@@ -435,7 +461,9 @@ def _underscored(word: str, known: Collection[str]) -> str:
 
 
 def _add_flags(parser: _Parser, classes: Sequence[type], first: Sequence[str]) -> None:
-    """Add a flag for each field, in groups: the `first` ones, then the sections of the classes."""
+    """Add a flag for each field, in groups: the `first` ones, then the sections of the classes.
+    Settings of parts are added when one is named.
+    """
     parser.add_argument(
         "--help",
         "-h",
@@ -448,7 +476,6 @@ def _add_flags(parser: _Parser, classes: Sequence[type], first: Sequence[str]) -
     # read before all others, by `txl.programs.run`: it may add flags
     parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     groups: Groups = {"most used": []}
-    sections: dict[str, str] = {}
     for cls in classes:
         section = re.split(r"\.(?=\s+[A-Z]|\s*$)", cls.__doc__ or "")[0]
         hints = typing.get_type_hints(cls)
@@ -458,44 +485,19 @@ def _add_flags(parser: _Parser, classes: Sequence[type], first: Sequence[str]) -
                 groups.setdefault("most used" if f.name in first else section, []).append(
                     (f, hints[f.name])
                 )
-            sections[f.name] = section
-    _add_settings_of_parts(parser, classes, groups, sections)
+            parser.sections[f.name] = section
+        for registry in getattr(cls, "parts", ()):
+            parser.default_parts.append((registry, getattr(cls, registry.flag)))
     groups["most used"].sort(key=lambda one: first.index(one[0].name))
     for title, members in groups.items():
-        group = parser.add_argument_group(title)
         for f, hint in members:
-            parser.fields[f.name] = f
-            _add_flag(group, f, hint)
-
-
-def _add_settings_of_parts(
-    parser: _Parser, classes: Iterable[type], groups: Groups, sections: Mapping[str, str]
-) -> None:
-    """Add the settings of all parts, each once: where the part is chosen, or apart if it is of a
-    file of one's own.
-    """
-    names: set[str] = set()
-    registries: list[tuple[Registry, str]] = []
-    for cls in classes:
-        if issubclass(cls, NamesParts):
-            registries += [(registry, getattr(cls, registry.flag)) for registry in cls.parts]
-    for registry, default in registries:
-        for part in registry.values():
-            if is_from_file(part):
-                title = "of your own"
-            else:
-                title = sections[registry.flag]
-            hints = typing.get_type_hints(settings_of(part))
-            for f in fields(settings_of(part)):
-                require(f.name not in sections, taken_setting(part.__name__, f.name))
-                if f.metadata.get("flag", True) and f.name not in names:
-                    groups.setdefault(title, []).append((f, hints[f.name]))
-                names.add(f.name)
-                choosers = parser.choosers.setdefault(f.name, [])
-                if registry.flag not in choosers:
-                    choosers.append(registry.flag)
-                if default not in readers_in(registry, f.name):
-                    parser.idle.add(f.name)
+            parser.add_field(title, f, hint)
+    for registry, _ in parser.default_parts:
+        for name in names_of_settings((registry,)):
+            parser.choosers.setdefault(name, []).append(registry)
+            if name in parser.sections:
+                part = registry[registry.owners(name)[0]]
+                raise UsageError(taken_setting(part.__name__, name))
 
 
 def value_of(action: argparse.Action, key: str, value: Any) -> Any:
@@ -635,6 +637,6 @@ def _hint(name: str, known: set[str]) -> str:
     here = NAMES_ELSEWHERE.get(name)
     if here is not None and f"--{here}" in known:
         return f"here it is --{here}"
-    bare = [flag.removeprefix("--") for flag in known]
+    bare = [flag.removeprefix("--") for flag in known if flag != f"--{name}"]
     near = difflib.get_close_matches(name, bare, n=1, cutoff=0.75)
     return f"did you mean --{near[0]}?" if near else ""

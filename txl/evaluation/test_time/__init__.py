@@ -14,21 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txl.config import Context, require
+from txl.evaluation.config import CacheConfig, DynamicConfig, KnnConfig
 from txl.evaluation.reading import Predictor, ScoredRows, warmup_segments, within
 from txl.evaluation.test_time.dynamic import (
     RMS,
-    DynamicConfig,
     DynamicEvaluation,
     gradient_statistics,
 )
 from txl.evaluation.test_time.knn import (
-    KnnConfig,
     NearestNeighbours,
     Store,
     build_store,
     open_store,
 )
-from txl.evaluation.test_time.mixture import CacheConfig, ContinuousCache, Mixture, Source
+from txl.evaluation.test_time.mixture import ContinuousCache, Mixture, Source
 from txl.inference.frozen import Frozen
 from txl.memory import is_bounded
 from txl.model.transformer import TransformerXL

@@ -32,9 +32,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.config import TINY, Context, ModelConfig, UsageError, option, require
+from txl.config import Context, ModelConfig, UsageError, require
+from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import Segments, hidden_segments, of_counted
-from txl.evaluation.test_time.method import MethodSettings
 from txl.evaluation.test_time.mixture import mixed_nll
 from txl.files import errors_naming, folder_written_whole, require_readable, written_whole
 from txl.inference.frozen import Frozen
@@ -205,49 +205,6 @@ def _require_room(folder: Path, n_byte: int) -> None:
 
 BLOCK = 1 << 16
 """Keys compared at a time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnnConfig(MethodSettings):
-    """kNN-LM (Khandelwal et al. 2020): words that followed similar hidden states in the training
-    text.
-    """
-
-    knn_store: str | None = option(
-        None,
-        "directory of the training text's hidden states, made if missing; 2 d_model + 4 bytes per"
-        " token",
-    )
-    knn_tokens: int | None = option(
-        None,
-        "tokens of the training text in the store, from its start (default: all)",
-        minimum=1,
-        when=("knn_store",),
-    )
-    knn_k: int = option(1024, "nearest neighbours per token", minimum=1, when=("knn_store",))
-    knn_lambda: float = option(
-        0.1,
-        "interpolation weight of the neighbours; larger for larger stores (the paper: 0.25)",
-        above=0,
-        below=1,
-        when=("knn_store",),
-    )
-    knn_temperature: float = option(
-        10.0, "divisor of the squared distances", minimum=TINY, when=("knn_store",)
-    )
-    knn_faiss: bool = option(
-        False, "approximate, faster search with faiss: pip install faiss-cpu", when=("knn_store",)
-    )
-
-    @property
-    def name(self) -> str:
-        if self.knn_store is None:
-            return ""
-        return "knn"
-
-    @property
-    def reads_training_text(self) -> bool:
-        return self.is_on
 
 
 class NearestNeighbours:

@@ -2,36 +2,43 @@
 
 from typing import Any
 
-from txl.checkpoint import MemoryUse
 from txl.config import require
 from txl.inference.kept import Begun
 from txl.language.kept_memory import KeptMemory, load_memory
 from txl.language.model import LanguageModel
 from txl.settings.flags import refuse_idle_flags
 from txl.settings.layers import Asked
+from txl.usage import MemoryUse, OneModel
 
 
-def opened(config: Any, typed: Asked) -> LanguageModel:
-    """The model that flags name, with the memory that they ask for. Raises `UsageError` if it is
-    none, or a flag has no effect with it.
+def open_model(config: OneModel, asked: Asked, **how: Any) -> LanguageModel:
+    """The model that settings name, with the memory that they ask for. Raises `UsageError` if it is
+    none.
 
     Args:
-        config: of a program, with the fields of `OneModel` and `dataset`.
+        config: of a program, with the fields of `OneModel`.
+        how: arguments of `LanguageModel.open`, before those of `config`.
     """
-    lm = LanguageModel.open(
-        config.work_dir,
-        vocabulary=config.vocabulary,
-        dataset=config.dataset,
-        device=config.device,
-        dtype=config.dtype,
-        **MemoryUse.asked(typed),
-    )
+    by_default = {
+        "vocabulary": config.vocabulary,
+        "dataset": asked.get("dataset"),
+        "device": config.device,
+        "dtype": config.dtype,
+    }
+    return LanguageModel.open(config.work_dir, **{**by_default, **how}, **MemoryUse.asked(asked))
+
+
+def open_one_model(config: OneModel, asked: Asked) -> LanguageModel:
+    """The same for a program that reads no text of a training. Raises `UsageError`, too, if a
+    setting has no effect with it.
+    """
+    lm = open_model(config, asked)
     require(
-        config.dataset is None or lm.run is None,
-        f"--dataset {config.dataset}: {config.work_dir} is a run of txl and has its own; leave the"
-        " flag out",
+        "dataset" not in asked or lm.run is None,
+        f"--dataset {asked.get('dataset')}: {config.work_dir} is a run of txl and has its own; leave"
+        " the flag out",
     )
-    refuse_idle_flags(typed, config, lm.model_config)
+    refuse_idle_flags(asked, config, lm.model_config)
     return lm
 
 
