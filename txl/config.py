@@ -179,16 +179,6 @@ def field_of(cls: type, name: str) -> Field | None:
     return None
 
 
-def fields_of(cls: type) -> dict[str, Field]:
-    """All of them by name; every part is imported."""
-    found: dict[str, Field] = {}
-    for name in names_of(cls):
-        f = field_of(cls, name)
-        assert f is not None
-        found[name] = f
-    return found
-
-
 def hints_of(cls: type, names: Iterable[str]) -> dict[str, Any]:
     """The types of those of the fields of a configuration that have these names."""
     hints = get_type_hints(cls)

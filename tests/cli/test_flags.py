@@ -5,16 +5,17 @@ import re
 import shlex
 import typing
 from collections.abc import Callable, Sequence
+from dataclasses import Field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.cli.conftest import Here
 from tests.cli.test_scripts import run as started
-from txl.config import Context, ModelConfig, UsageError, build, fields_of
+from txl.config import Context, ModelConfig, UsageError, build, field_of, names_of
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, SCORE, ReportConfig, ScoreConfig
 from txl.generation.config import GENERATE, GenerateConfig
@@ -62,6 +63,11 @@ REFUSED_OF_NVIDIA = (
     ),
     *("target_perplexity", "target_throughput"),
 )
+
+
+def fields_of(cls: type) -> dict[str, Field]:
+    """Of a configuration, with the settings of all parts."""
+    return {name: cast(Field, field_of(cls, name)) for name in names_of(cls)}
 
 
 def read(entry: str, *argv: str) -> dict[str, Any]:

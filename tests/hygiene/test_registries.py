@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli.test_flags import CLASSES
+from tests.cli.test_flags import CLASSES, fields_of
 from tests.equations.test_encodings import EQUATIONS
 from txl import Context, ModelConfig, TransformerXL
 from txl.attention_rules import ATTENTION_RULES
-from txl.config import fields_of
 from txl.memory import MEMORIES
 from txl.positions import POSITION_ENCODINGS
 from txl.registry import ALL_PARTS, Registry, default_of, readers, reads

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from txl.checkpoint import Checkpoint
-from txl.config import Context, ModelConfig, UsageError, as_dict, build, fields_of, require
+from txl.config import Context, ModelConfig, UsageError, as_dict, build, names_of, require
 from txl.convert.kimiyoung_arguments import PUBLISHED, Published
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.language.model import LanguageModel
@@ -365,7 +365,7 @@ def _initial_model(typed: Asked) -> LanguageModel | None:
     )
     shape = found.model_config
     of_memory = MemoryUse.asked(typed)
-    for name in fields_of(ModelConfig):
+    for name in names_of(ModelConfig):
         if name in of_memory or name not in typed or not hasattr(shape, name):
             continue
         asked = typed[name]

@@ -94,7 +94,7 @@ def read_flags(
     parser = _parser_for(classes, description, first)
     if presets is not None:
         _add_layers(parser, presets)
-    add_legacy_flags(parser)
+    add_legacy_flags(parser, parser.choosers)
     layers = [Layer(parser.typed(argv, elsewhere))]
     if presets is not None:
         layers += _layers_below(parser, presets, layers[0].values)
@@ -181,8 +181,7 @@ def _layers_below(parser: "_Parser", entry: Entry, typed: Asked) -> list[Layer]:
 
 def has_flag(argv: Sequence[str], name: str) -> bool:
     """True if a command line has a flag."""
-    flag = f"--{name}"
-    return any(_underscored(word, {flag}).partition("=")[0] == flag for word in argv)
+    return any(_underscored(word, {name}).partition("=")[0] == f"--{name}" for word in argv)
 
 
 def named(argv: Sequence[str], name: str) -> Sequence[str]:
@@ -207,27 +206,21 @@ def refuse_idle_flags(typed: Asked, *configs: Any) -> None:
     """
     for name, value in typed.items():
         f = _field_in(configs, name)
-        given = f"--{name}" if value is True else f"--{name} {value}"
-        for choices in _conditions(name, f) if value is not False and value != "auto" else ():
-            has = {}
-            for key in choices:
-                has[key] = [getattr(config, key) for config in configs if hasattr(config, key)]
-            if any(
-                _holds(one, accepted, _field_in(configs, key))
-                for key, accepted in choices.items()
-                for one in has[key]
-            ):
+        asks_nothing = value is False or value == "auto"
+        for condition in _conditions(name, f):
+            others = [key for key in condition if _values_of(configs, key)]
+            is_met = any(_is_met(configs, key, condition[key]) for key in others)
+            if asks_nothing or is_met:
                 continue
-            other, accepted = next((key, accepted) for key, accepted in choices.items() if has[key])
-            if not accepted:
+            other = others[0]
+            if not condition[other]:
                 raise UsageError(
                     f"--{name} has no effect without --{other}; give it, or leave this flag out"
                 )
-            only = re.sub(r", ([^,]*)$", r" or \1", ", ".join(accepted))
-            idle = (
-                f"{given}: has no effect with --{other} {has[other][0]}, only with {only}; leave"
-                " it out"
-            )
+            given = f"--{name}" if value is True else f"--{name} {value}"
+            only = re.sub(r", ([^,]*)$", r" or \1", ", ".join(condition[other]))
+            has = _values_of(configs, other)[0]
+            idle = f"{given}: has no effect with --{other} {has}, only with {only}; leave it out"
             require(f is not None and value == f.default, idle)
 
 
@@ -254,10 +247,17 @@ def _field_in(configs: Sequence[Any], name: str) -> Field | None:
     return None
 
 
-def _holds(value: Any, accepted: Sequence[str], f: Field | None) -> bool:
+def _values_of(configs: Sequence[Any], name: str) -> list[Any]:
+    return [getattr(config, name) for config in configs if hasattr(config, name)]
+
+
+def _is_met(configs: Sequence[Any], name: str, accepted: Sequence[str]) -> bool:
+    """True if a configuration has one of the accepted values; of none, any but the default."""
+    values = _values_of(configs, name)
     if accepted:
-        return value in accepted
-    return f is not None and value != f.default
+        return any(value in accepted for value in values)
+    f = _field_in(configs, name)
+    return f is not None and any(value != f.default for value in values)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -310,10 +310,10 @@ class _Parser(argparse.ArgumentParser):
 
     def typed(self, argv: Sequence[str], elsewhere: Mapping[str, Sequence[type]]) -> Asked:
         """The values of a command line. Raises `UsageError`, see `read_flags`."""
-        known = {f"--{name}" for name in self.choosers}
+        known = set(self.choosers)
         for flag, action in self._option_string_actions.items():
-            if flag.startswith("--") and not action.dest.startswith(RETIRED):
-                known.add(flag)
+            if not action.dest.startswith(RETIRED):
+                known.add(flag.removeprefix("--"))
         words = [_underscored(word, known) for word in argv]
         for word in words:
             name = word.partition("=")[0].removeprefix("--")
@@ -363,14 +363,10 @@ class _Parser(argparse.ArgumentParser):
         flags = self._option_string_actions
         if f"--{key}" in flags:
             return
-        hint = f"here it is {NAMES_ELSEWHERE.get(key)}"
-        if key not in NAMES_ELSEWHERE:
-            names = {*self.choosers, *(flag.removeprefix("--") for flag in flags)}
-            near = difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else "see --help"
-            if entry != "train":
-                hint = f"none of {entry}.py; one of train.py stands below [train]"
-        raise UsageError(f"no such setting; {hint}")
+        hint = _hint(key, {*self.choosers, *flags}, like=0.6) or "see --help"
+        if entry != "train" and key not in NAMES_ELSEWHERE:
+            hint = f"none of {entry}.py; one of train.py stands below [train]"
+        raise UsageError(f"no such setting; {hint.replace('--', '', 1)}")
 
     def asked_for(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Of the settings that a run has noted those that ask for something here: a run notes those
@@ -454,10 +450,10 @@ def _underscored(word: str, known: Collection[str]) -> str:
     if not word.startswith("--"):
         return word
     name, equals, value = word[2:].partition("=")
-    flag = f"--{name.replace('-', '_')}"
-    if " " in word and flag not in known:
+    name = name.replace("-", "_")
+    if " " in word and name not in known:
         return word
-    return f"{flag}{equals}{value}"
+    return f"--{name}{equals}{value}"
 
 
 def _add_flags(parser: _Parser, classes: Sequence[type], first: Sequence[str]) -> None:
@@ -568,24 +564,18 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
     elif f.name == "cutoffs":
         group.add_argument(f"--{f.name}", nargs="+", type=int_or_auto, metavar="int", **given)
     elif typing.get_origin(hint) is tuple:
-        if f.metadata.get("repeats"):
-            action = "extend"
-        else:
-            action = "store"
-        group.add_argument(
-            f"--{f.name}", nargs="+", action=action, type=args[0], metavar=args[0].__name__, **given
-        )
+        given["action"] = "extend" if f.metadata.get("repeats") else "store"
+        kind = args[0]
+        group.add_argument(f"--{f.name}", nargs="+", type=kind, metavar=kind.__name__, **given)
     else:
         group.add_argument(f"--{f.name}", type=hint, metavar=hint.__name__, **given)
 
 
 def _names(f: Field) -> list[str]:
     """The names that a flag takes: of the parts, and its default, which may be none of them."""
-    names = list(_CHOICES[f.name])
     default = default_of(f)
-    if default is None or default in names:
-        return names
-    return [default, *names]
+    own = [] if default is None or default in _CHOICES[f.name] else [default]
+    return [*own, *_CHOICES[f.name]]
 
 
 def int_or_auto(word: str) -> int | str:
@@ -596,13 +586,13 @@ def int_or_auto(word: str) -> int | str:
 
 
 def _help(f: Field) -> str:
-    conditions = _conditions(f.name, f)
-    who = []
-    for one in conditions:
-        for values in one.values():
-            for value in values:
-                who.append(value)
-    who = who or [f"--{other}" for one in conditions for other in one]
+    who: list[str] = []
+    others = []
+    for condition in _conditions(f.name, f):
+        others += condition
+        for values in condition.values():
+            who += values
+    who = who or [f"--{other}" for other in others]
     text = (f"{', '.join(who)}: " if who else "") + f.metadata["help"].replace("%", "%%")
     silent = f.default is None or f.default is False or f.default in ((), MISSING)
     if silent:
@@ -610,7 +600,7 @@ def _help(f: Field) -> str:
     return f"{text} [{f.default}]"
 
 
-def _unknown_message(words: Sequence[str], known: set[str]) -> str:
+def _unknown_message(words: Sequence[str], known: Collection[str]) -> str:
     """The error for unknown flags, with similar known ones; words after them
     count as their values.
     """
@@ -632,11 +622,11 @@ def _unknown_message(words: Sequence[str], known: set[str]) -> str:
     return f"{', '.join(each)}: no such flags; see --help"
 
 
-def _hint(name: str, known: set[str]) -> str:
-    """What a flag that there is not may be here; empty if nothing is like it."""
+def _hint(name: str, known: Collection[str], *, like: float = 0.75) -> str:
+    """What a flag that there is not may be among those that are known; empty if nothing is like it."""
+    names = {flag.removeprefix("--") for flag in known} - {name}
     here = NAMES_ELSEWHERE.get(name)
-    if here is not None and f"--{here}" in known:
+    if here in names:
         return f"here it is --{here}"
-    bare = [flag.removeprefix("--") for flag in known if flag != f"--{name}"]
-    near = difflib.get_close_matches(name, bare, n=1, cutoff=0.75)
+    near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=like)
     return f"did you mean --{near[0]}?" if near else ""

@@ -5,6 +5,7 @@ refused: legacy.toml has their names.
 import argparse
 import sys
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ def current_value(flag: str, value: str) -> str:
     return _NAMES["values"].get(flag, {}).get(value, value)
 
 
-def add_legacy_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that a program has not; --help does not list them."""
+def add_legacy_flags(parser: argparse.ArgumentParser, taken: Collection[str]) -> None:
+    """Add the flags that a program has not, and that are not `taken` by settings of parts; --help
+    does not list them.
+    """
     flags = parser._option_string_actions
     hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     for name in (*_NAMES["no_effect"], *_NAMES["refused"]):
-        if f"--{name}" not in flags:
+        if f"--{name}" not in flags and name not in taken:
             parser.add_argument(f"--{name}", dest=f"{RETIRED}{name}", nargs="*", **hidden)
     for name, now in _NAMES["renamed"].items():
         if f"--{now}" in flags:
