@@ -26,9 +26,9 @@ from txl.runs.reporting import (
     compared_lengths,
     evaluation_of,
     folder_for,
+    measure_report,
     name_of,
     name_of_model,
-    report_of,
     saved_at,
 )
 from txl.runs.scoring import Split, rows_of, ways_of
@@ -248,7 +248,7 @@ def test_rows_that_are_there_are_not_read_again(
     split = Split.of(lm.corpus(), "test")
     rows = rows_of(lm.model, split, ways_of(config, lm.context), ranks, keeps_losses=True)
     monkeypatch.setattr("txl.runs.reporting.rows_of", lambda *_, **__: pytest.fail("again"))
-    assert report_of(lm, asked, rows=rows) == report
+    assert measure_report(lm, asked, rows=rows) == report
 
 
 def test_the_memory_of_the_training_is_compared_with_the_shortest() -> None:
@@ -339,7 +339,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("file").write_text("")
-    monkeypatch.setattr("txl.programs.report.report_of", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("txl.programs.report.measure_report", lambda *_: pytest.fail("measured"))
     assert "file" in here.refused("report run --out file/page.html")
     assert "file" in here.refused("report run --json file/figures.json")
 

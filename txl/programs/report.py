@@ -18,7 +18,7 @@ from txl.language.model import LanguageModel
 from txl.language.sources import located
 from txl.report.page import PAGE, write_page
 from txl.report.record import FIGURES, HTML, JSON, Report, read_report, write_report
-from txl.runs.reporting import folder_for, folder_of, report_of, say_where
+from txl.runs.reporting import folder_for, folder_of, measure_report, say_where
 from txl.runtime.log import print_line
 from txl.runtime.outputs import inputs_of, require_free, require_outputs
 from txl.settings.flags import read_flags, refuse_idle_flags
@@ -124,7 +124,7 @@ def measured(run: str, asked: ReportConfig, typed: Asked) -> Report:
     else:
         target = folder_of(lm) / JSON
         require_free(target, FIGURES)
-    report = report_of(lm, asked, typed)
+    report = measure_report(lm, asked, typed)
     for gain in report.gains:
         if gain.longer == report.compared[-1]:
             print_line(gain.sentence())

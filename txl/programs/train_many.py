@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from txl.config import build
 from txl.programs.run import run
 from txl.programs.train import asked_of
-from txl.runs.resolve import resolved
+from txl.runs.resolve import resolve_training
 from txl.runs.training import open_text
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_error
@@ -75,7 +75,7 @@ def check(flags: Sequence[str], *, world: int, is_alone: bool) -> None:
         return
     ranks = RanksToBe(0, world, torch.device("cpu"))
     with unsaid(), locked_run_directory(folder, ranks):
-        open_text(resolved(asked, ranks, folder, restarted=False), ranks)
+        open_text(resolve_training(asked, ranks, folder, restarted=False), ranks)
 
 
 @contextmanager

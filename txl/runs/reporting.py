@@ -85,7 +85,7 @@ def add_report(run: str | Path, **settings: Any) -> Path:
     figures, page = folder / JSON, folder / HTML
     require_free(page, PAGE)
     require_free(figures, FIGURES)
-    report = report_of(lm, asked, settings)
+    report = measure_report(lm, asked, settings)
     write_report(figures, report)
     write_page(page, [report])
     return page
@@ -138,7 +138,7 @@ def name_of(folder: Path) -> str:
     return folder.name
 
 
-def report_of(
+def measure_report(
     lm: LanguageModel,
     asked: ReportConfig,
     typed: Asked = MappingProxyType({}),  # type: ignore[assignment]

@@ -167,7 +167,7 @@ class Settings(NamedTuple):
     initial: LanguageModel | None = None
 
 
-def resolved(typed: Asked, ranks: Ranks, run_folder: Path, *, restarted: bool) -> Settings:
+def resolve_training(typed: Asked, ranks: Ranks, run_folder: Path, *, restarted: bool) -> Settings:
     """The settings of a training in a folder, see `open_run`. Raises `UsageError` if flags
     contradict each other, or contradict the run that is resumed or the model of --init_from.
     """

@@ -29,7 +29,7 @@ from txl.language.sources import tokenizer_in
 from txl.memory import unbounded
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
-from txl.runs.resolve import Settings, cluster_shares, resolved
+from txl.runs.resolve import Settings, cluster_shares, resolve_training
 from txl.runs.scoring import evaluate_best, sample_text, validation_of
 from txl.runtime.clock import Clock
 from txl.runtime.distributed import Ranks, process_group
@@ -83,7 +83,7 @@ def train(
         process_group(timeout_s=alone.timeout_s, device=alone.device) as ranks,
         locked_run_directory(run_folder, ranks) as restarted,
     ):
-        settings = resolved(asked, ranks, run_folder, restarted=restarted)
+        settings = resolve_training(asked, ranks, run_folder, restarted=restarted)
         config = settings.train
         context = settings.context
         corpus = open_text(settings, ranks)

@@ -28,7 +28,7 @@ from txl.language.model import LanguageModel
 from txl.registry import MEMORIES
 from txl.report.page import PAGE, write_page
 from txl.report.record import FIGURES, HTML, JSON, write_report
-from txl.runs.reporting import report_of
+from txl.runs.reporting import measure_report
 from txl.runs.resolve import with_batch_size
 from txl.runs.scoring import Split, Way, rows_of, streams_by_default
 from txl.runs.training import train
@@ -535,7 +535,7 @@ def draw_page(run: Path, trial: Trial) -> Path:
     """
     lengths = {row.context.mem_len for row in trial.rows if row.borders == "aside"}
     rows = [row for row in trial.rows if row.context.mem_len in lengths]
-    report = report_of(trial.lm, build(ReportConfig, {}), rows=rows)
+    report = measure_report(trial.lm, build(ReportConfig, {}), rows=rows)
     write_report(run / JSON, report)
     write_page(run / HTML, [report])
     return run / HTML
