@@ -129,7 +129,7 @@ def test_it_is_drawn_again_without_the_model(
     def unread(*_: Any, **__: Any) -> None:
         raise AssertionError("the model was read")
 
-    monkeypatch.setattr("txl.programs.report.LanguageModel.open", unread)
+    monkeypatch.setattr("txl.runs.pages.LanguageModel.open", unread)
     Path("run/report.html").unlink()
     assert "drawn from it" in here("report run").out
     assert Path("run/report.html").read_text() == page
@@ -339,7 +339,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("file").write_text("")
-    monkeypatch.setattr("txl.programs.report.measure_report", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("txl.runs.pages.measure_report", lambda *_: pytest.fail("measured"))
     assert "file" in here.refused("report run --out file/page.html")
     assert "file" in here.refused("report run --json file/figures.json")
 

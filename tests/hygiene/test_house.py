@@ -93,7 +93,7 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["train", "try", "eval", "score", "read", "generate", "convert"]
+    "program", ["train", "try", "eval", "score", "report", "read", "generate", "convert"]
 )
 def test_help_and_what_is_refused_need_no_pytorch(program: str) -> None:
     code = (
