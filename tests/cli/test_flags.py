@@ -86,20 +86,6 @@ def arrived(entry: str, line: str) -> dict[str, Any]:
 
 # 2019
 
-GONE = {"cuda", "multi_gpu", "gpu0_bsz"}
-
-
-@pytest.mark.parametrize("entry", ["train", "eval"])
-def test_published_settings_arrive_in_the_configurations(entry: str) -> None:
-    for line in (TRAIN_2019 if entry == "train" else EVAL_2019).values():
-        words = [word.partition(" ") for word in f" {line}".split(" --")[1:]]
-        expected = {name: value.strip() or "True" for name, _, value in words if name not in GONE}
-        found = {
-            name: one[0] if isinstance(one, tuple) else one
-            for name, one in arrived(entry, line).items()
-        }
-        assert {name: str(one) for name, one in found.items()} == expected
-
 
 @pytest.mark.parametrize("name", TRAIN_2019)
 def test_the_scripts_have_the_published_settings(tmp_path: Path, name: str) -> None:
@@ -117,16 +103,6 @@ def test_the_scripts_have_the_published_settings(tmp_path: Path, name: str) -> N
             assert asked.pop(convention, "original") == "original"
         assert asked == expected
     assert f"--dataset {dataset}" in script_line(tmp_path, script, "train", size)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "size"), [("enwik8", "base18"), ("wt2", "base"), ("ptb", "base")]
-)
-def test_the_scripts_of_ours_have_flags_that_there_are(
-    tmp_path: Path, dataset: str, size: str
-) -> None:
-    for entry in ("train", "eval", "generate"):
-        assert arrived(entry, script_line(tmp_path, f"scripts/run_{dataset}.sh", entry, size))
 
 
 def script_line(folder: Path, script: str, *words: str) -> str:

@@ -339,14 +339,22 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Asked) -> tuple[int, Trial
     """Train, and read the test split with the best checkpoint, all within the minutes; the exit
     status, and no trial if the training was stopped.
     """
-    time_to_read = TimeToRead(plan)
+    evaluations_s: list[float] = []
     ends: list[Outcome] = []
-    status = train(plan.asked, clock, time_to_read.after_s, ends.append)
+
+    def after_s(evaluation_s: float) -> float:
+        evaluations_s.append(evaluation_s)
+        return plan.after_s(evaluation_s)
+
+    status = train(plan.asked, clock, after_s, ends.append)
     if status or any(end.reason for end in ends):
         return status, None
     lm = LanguageModel.open(plan.run, device=typed.get("device", "auto"))
     corpus = lm.corpus()
-    split = Split.of(corpus, split_to_read(corpus)).beginning(time_to_read.n_token)
+    n_token = plan.n_test
+    if evaluations_s:
+        n_token = plan.n_to_read(evaluations_s[-1])
+    split = Split.of(corpus, split_to_read(corpus)).beginning(n_token)
     ranks = Ranks(0, 1, lm.model.device)
     begin_s = clock.seconds()
     most_s = _MOST_OF_TIME * plan.seconds
@@ -365,21 +373,6 @@ def trained_and_read(plan: Plan, clock: Clock, typed: Asked) -> tuple[int, Trial
         )
     rows.sort(key=lambda row: (row.borders == "aside", row.context.mem_len))
     return 0, Trial(lm, corpus, split, rows)
-
-
-class TimeToRead:
-    """How much of the test split is read, by what evaluations of the training take."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self.n_token = plan.n_test
-
-    def after_s(self, evaluation_s: float) -> float:
-        """Seconds to leave for the readings, given those of an evaluation of the training; they are
-        then of `n_token` tokens.
-        """
-        self.n_token = self._plan.n_to_read(evaluation_s)
-        return self._plan.after_s(evaluation_s)
 
 
 def ways_to_read(lm: LanguageModel, ranks: Ranks) -> tuple[list[Way], list[list[Way]]]:
