@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import sign
-from txl.cli.run import run
+from txl.programs.run import run
 from txl.training import metrics
 
 WORDS = [
@@ -171,8 +171,8 @@ def one_look_at_git() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def entry_points() -> dict[str, ModuleType]:
     names = "train train_many eval score report read generate convert".split()
-    modules = {name: importlib.import_module(f"txl.commands.{name}") for name in names}
-    return {**modules, "try": importlib.import_module("txl.commands.try_text")}
+    modules = {name: importlib.import_module(f"txl.programs.{name}") for name in names}
+    return {**modules, "try": importlib.import_module("txl.programs.try_text")}
 
 
 def random_text(
@@ -202,7 +202,7 @@ def write_text() -> Callable[..., Path]:
 
 def train_here(folder: Path, flags: str = "") -> Trained:
     """Train on the text of a folder, without a test that looks on."""
-    out, train = io.StringIO(), importlib.import_module("txl.commands.train")
+    out, train = io.StringIO(), importlib.import_module("txl.programs.train")
     with contextlib.redirect_stdout(out):
         train.main(
             [
@@ -275,7 +275,7 @@ def here(
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take a second each; tests/evaluation/test_plots.py looks at them."""
-    monkeypatch.setattr("txl.commands.eval.drawable", lambda *_: [])
+    monkeypatch.setattr("txl.runs.evaluation.drawable", lambda *_: [])
 
 
 @pytest.fixture

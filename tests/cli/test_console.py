@@ -21,12 +21,12 @@ from tests.conftest import long_test
 from tests.forks import ROOT
 from txl import TransformerXL
 from txl.__main__ import main, show_programs
-from txl.cli import launch
-from txl.cli.launch import PROGRAMS
-from txl.cli.run import run
-from txl.commands.settings import shape_of
 from txl.config import Context, ModelConfig
 from txl.config import build as built
+from txl.programs import launch
+from txl.programs.launch import PROGRAMS
+from txl.programs.run import run
+from txl.runs.resolve import shape_of
 
 TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8".split()
 
@@ -172,7 +172,7 @@ def test_what_python_m_starts_and_what_txl_starts_are_one_list() -> None:
         .removesuffix(".__main__")
         .replace("txl.data_utils.", "data_utils.")  # as in 2019
         for path in started
-    } - {"txl", "txl.commands.train_many"}
+    } - {"txl", "txl.programs.train_many"}
     same = {program.same for program in PROGRAMS.values()}
     scripts = {path.name for path in ROOT.glob("*.py")}
     aliases = {

@@ -21,7 +21,6 @@ from tests.convert.conftest import HF, WORDS, write_words
 from tests.golden.test_model import Golden
 from txl.attention_rules import ATTENTION_RULES
 from txl.checkpoint import open_checkpoint
-from txl.commands.settings import Shape, new_settings
 from txl.config import Context, ModelConfig, UsageError, as_dict
 from txl.convert import convert, from_kimiyoung, to_kimiyoung
 from txl.convert.huggingface import (
@@ -42,6 +41,7 @@ from txl.language.export import training_command, write_huggingface, write_origi
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
 from txl.positions import POSITION_ENCODINGS
+from txl.runs.resolve import Shape, new_settings
 from txl.runtime.distributed import Ranks
 
 TEXT = "bab ded bab ded ded bab\n"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from txl.cli.flags import read_flags
 from txl.config import UsageError
 from txl.data_utils.config import DATA_SETS, DataSet, tokenizer_of
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.documents import Document
 from txl.data_utils.texts import Texts
 from txl.data_utils.tokens import EOS, UNK, Vocab
+from txl.settings.flags import read_flags
 
 ROOT = Path(__file__).parents[2]
 

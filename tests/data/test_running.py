@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.tokenizer_files import write_folder
-from txl.cli.flags import refuse_idle_flags
 from txl.config import UsageError
 from txl.data_utils import formats
 from txl.data_utils.config import tokenizer_of
@@ -30,6 +29,7 @@ from txl.data_utils.tokens import (
     Symbols,
     sizes_of,
 )
+from txl.settings.flags import refuse_idle_flags
 
 TEXT = (
     "Ein sch\u00f6ner Tag, \u6771\u4eac \U0001f600!\nthe word <eos> is a word\n\nthe word the word\r\nthe end\n"
