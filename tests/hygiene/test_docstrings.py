@@ -15,11 +15,11 @@ def docstrings() -> list[tuple[str, list[str]]]:
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                text = ast.get_docstring(node)
+                text = ast.get_docstring(node, clean=False)
                 if text:
-                    found.append(
-                        (f"{path.relative_to(ROOT)}:{node.body[0].lineno}", text.split("\n"))
-                    )
+                    margin = " " * node.body[0].col_offset
+                    lines = [line.removeprefix(margin) for line in text.split("\n")]
+                    found.append((f"{path.relative_to(ROOT)}:{node.body[0].lineno}", lines))
     return found
 
 
