@@ -177,24 +177,6 @@ def test_a_padded_row_is_read_as_it_would_be_alone(name: str) -> None:
         model(ids_BT, mems=out.mems, attention_mask=mask_BT)
 
 
-def test_gradients_with_and_without_checkpointing_are_alike() -> None:
-    model = load(GOLDEN / "hf_div2").train()
-    ids_BT, mask_BT = (
-        torch.tensor([[0, 0, 3, 150, 9], [5, 7, 9, 11, 13]]),
-        torch.tensor([[0, 0, 1, 1, 1], [1] * 5]),
-    )
-    found = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        model.zero_grad()
-        model(ids_BT, attention_mask=mask_BT, labels=ids_BT).loss.backward()
-        found.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
-        model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(gradient, found[1][name])
-
-
 @pytest.mark.parametrize(
     ("num_beams", "length_penalty", "ngram"),
     [(n, penalty, 0) for n in (2, 5) for penalty in (1.0, 0.0, 2.0, -1.0)]
@@ -231,39 +213,6 @@ def test_our_beams_are_those_of_transformers(
             out.sequences_scores.tolist(), rel=1e-6
         )
     assert n_early or length_penalty > 0
-
-
-def test_the_pipeline_joins_prompt_and_continuation_and_pads_by_itself(tmp_path: Path) -> None:
-    words = ["<eos>", "<unk>", *(f"w{i}" for i in range(198))]
-    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
-    tokenizer = txl.hf.TransfoXLTokenizer(vocab_file=str(tmp_path / "vocab.txt"))
-    write = transformers.pipeline(
-        "text-generation", model=load(GOLDEN / "hf_div2"), tokenizer=tokenizer
-    )
-    prompts = ["w3 w150", "w5", "w9 w70 w8 w33"]
-    settings = {"max_new_tokens": 5, "do_sample": False}
-    alone = [write(prompt, **settings)[0]["generated_text"] for prompt in prompts]
-    assert [
-        text.split()[: len(prompt.split())] for text, prompt in zip(alone, prompts, strict=True)
-    ] == [prompt.split() for prompt in prompts]
-    assert [row[0]["generated_text"] for row in write(prompts, batch_size=3, **settings)] == alone
-    new = write(prompts[0], return_full_text=False, **settings)[0]["generated_text"]
-    assert prompts[0] + new == alone[0]
-
-
-def test_sampling_and_beams() -> None:
-    model, prompt_BT = load(GOLDEN / "hf_div2"), torch.tensor([[3, 150, 5, 9]])
-
-    def write(**settings: Any) -> Tensor:
-        torch.manual_seed(1)
-        return model.generate(prompt_BT, max_new_tokens=12, **GREEDY | settings)
-
-    assert torch.equal(write(do_sample=True, top_k=1), write())
-    sampled = {"do_sample": True, "top_p": 0.9, "num_return_sequences": 3}
-    assert write(**sampled).shape == (3, 16)
-    assert torch.equal(write(**sampled), write(**sampled))
-    # same_length: the zeros of the first memory are out of sight in both
-    assert torch.equal(write(num_beams=3), write(num_beams=3, use_cache=False))
 
 
 def compare(model: Any, figures: Any) -> None:
@@ -331,42 +280,6 @@ def test_gradients_are_those_of_our_model(made: Path) -> None:
         theirs["crit.cluster_weight"].grad, ours.model.softmax.cluster_weight.grad
     )
     assert all(parameter.grad is not None for parameter in theirs.values())
-
-
-def test_fresh_models_train_and_are_restored(tmp_path: Path) -> None:
-    config = transformers.AutoConfig.from_pretrained(GOLDEN / "hf_div2")
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    assert (
-        0.01
-        < float(model.transformer.word_emb.emb_layers.get_submodule("0").weight.detach().std())
-        < 0.03
-    )
-    weights = dict(model.named_parameters(remove_duplicate=False))
-    assert (
-        weights["crit.out_layers.1.weight"] is weights["transformer.word_emb.emb_layers.1.weight"]
-    )
-    ids_BT = torch.arange(40).view(2, 20) % 17
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(20):
-        loss = model.train()(ids_BT, labels=ids_BT).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
-    model.save_pretrained(tmp_path)
-    again, eval_model = load(tmp_path), model.eval()
-    assert torch.equal(again(ids_BT).logits, eval_model(ids_BT).logits)
-
-
-def test_one_mems_too_few_is_said() -> None:
-    model, ids_BT = load(GOLDEN / "hf_div2"), torch.tensor([[3, 150, 5, 9]])
-    mems = model(ids_BT).mems
-    with pytest.raises(
-        ValueError, match=f"{len(mems) - 1} mems: must be {len(mems)}, one of each layer"
-    ):
-        model(ids_BT, mems=mems[:-1])
 
 
 def test_a_classifier(made: Path, tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def test_arguments_of_other_models_are_taken() -> None:
     out = model(IDS)
     again = model(IDS, use_cache=True, position_ids=torch.arange(5, 13)[None])
     torch.testing.assert_close((again.logits, again.mems), (out.logits, out.mems))
+    with pytest.raises(ValueError, match="1 mems: must be 2, one of each layer"):
+        model(IDS, mems=out.mems[:1])
     for cls in CLASSES:
         assert model_of(cls)(IDS, use_cache=False).mems is None
     for kept, places in ((2, [-2, -1]), (torch.tensor([0, 5]), [0, 5])):

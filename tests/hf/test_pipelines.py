@@ -78,6 +78,16 @@ def test_features_come_as_tensors_and_other_models_have_their_own(tokenizer: Any
     assert short.shape[-2:] == (6, 8)
 
 
+def test_a_pipeline_joins_prompt_and_continuation_and_pads_by_itself(tokenizer: Any) -> None:
+    write = transformers.pipeline("text-generation", model=build(), tokenizer=tokenizer)
+    how = {"max_new_tokens": 5, "do_sample": False}
+    alone = [write(text, **how)[0]["generated_text"] for text in TEXTS[:3]]
+    together = write(TEXTS[:3], batch_size=3, **how)
+    assert [row[0]["generated_text"] for row in together] == alone
+    new = write(TEXTS[0], return_full_text=False, **how)[0]["generated_text"]
+    assert TEXTS[0] + new == alone[0]
+
+
 class Script(transformers.LogitsProcessor):
     """Writes a text that is known, after a prompt of n_prompt tokens."""
 

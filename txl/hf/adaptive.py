@@ -2,6 +2,8 @@
 names.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from txl.config import ModelConfig
 from txl.convert.kimiyoung import inv_freq
 from txl.hf.layers import is_plain, part_of_linear, resized
 from txl.ops.linear_cross_entropy import linear_cross_entropy
-from txl.ops.lookup import check_ids
+from txl.ops.lookup import check_ids, classes_and_members
 from txl.ops.numbers import at_least_float32, is_autocast_on, sinusoid, widened
 from txl.ops.operator import is_traced
 
@@ -25,18 +27,10 @@ class AdaptiveEmbedding(nn.Module):
     def __init__(self, shape: ModelConfig) -> None:
         super().__init__()
         self.scale = shape.d_model**0.5
-        if shape.div_val == 1:
-            self.sizes = [shape.n_token]
-            widths = [shape.d_embed]
-        else:
-            self.sizes = list(shape.cluster_sizes)
-            widths = list(shape.cluster_widths)
-        self.emb_layers = nn.ModuleList(map(nn.Embedding, self.sizes, widths))
-        self.emb_projs = nn.ParameterList()
-        if shape.div_val > 1 or shape.d_embed != shape.d_model:
-            self.emb_projs.extend(
-                nn.Parameter(torch.empty(shape.d_model, width)) for width in widths
-            )
+        sizes, widths = _tables(shape)
+        self.sizes = list(sizes)
+        self.emb_layers = nn.ModuleList(map(nn.Embedding, sizes, widths))
+        self.emb_projs = _projections(shape, widths)
 
     def forward(self, token_BT: Tensor) -> Tensor:
         """Hidden states (B, T, D).
@@ -102,17 +96,9 @@ class AdaptiveSoftmax(nn.Module):
         if self.n_tail:
             self.cluster_weight = nn.Parameter(torch.empty(self.n_tail, shape.d_embed))
             self.cluster_bias = nn.Parameter(torch.empty(self.n_tail))
-        if shape.div_val == 1:
-            self.out_layers = nn.ModuleList([nn.Linear(shape.d_embed, shape.n_token)])
-            widths = [shape.d_embed] * len(self.sizes)
-        else:
-            self.out_layers = nn.ModuleList(map(nn.Linear, shape.cluster_widths, self.sizes))
-            widths = list(shape.cluster_widths)
-        self.out_projs = nn.ParameterList()
-        if shape.div_val > 1 or shape.d_embed != shape.d_model:
-            self.out_projs.extend(
-                nn.Parameter(torch.empty(shape.d_model, width)) for width in widths
-            )
+        sizes, widths = _tables(shape)
+        self.out_layers = nn.ModuleList(map(nn.Linear, widths, sizes))
+        self.out_projs = _projections(shape, shape.cluster_widths)
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D); the nats of
@@ -124,7 +110,15 @@ class AdaptiveSoftmax(nn.Module):
         check_ids(target, sum(self.sizes))
         if is_traced():  # the tokens of a cluster are no fixed number
             return -self._log_prob(hidden).gather(-1, target[..., None]).squeeze(-1)
-        return self._nats(hidden.flatten(0, -2), target.flatten()).view(target.shape)
+        class_L, tail = classes_and_members(target.flatten(), self.sizes, hidden.device)
+        hidden_LD = hidden.flatten(0, -2)
+        nats_L = self._nats(hidden_LD, 0, class_L)
+        of_tail = hidden_LD[tail.order_P].split(tail.lengths)
+        nats = []
+        for i, (hidden_PD, place_P) in enumerate(zip(of_tail, tail.places(), strict=True), 1):
+            # no rows: the weights still get gradients
+            nats.append(self._nats(hidden_PD, i, place_P))
+        return tail.added(nats_L, nats).view(target.shape)
 
     def resize(self, n_token: int, std: float | None) -> None:
         """Add words to the last cluster, or take its last ones away; see `resized`."""
@@ -137,41 +131,19 @@ class AdaptiveSoftmax(nn.Module):
         layer.bias = resized(layer.bias, layer.out_features, None if std is None else 0.0)
 
     def _log_prob(self, hidden: Tensor) -> Tensor:
-        shortlist, clusters = _log_softmax(self._logits(hidden, 0)).split(
-            [self.sizes[0], self.n_tail], dim=-1
-        )
-        tails = []
-        for i in range(1, len(self.sizes)):
-            tails.append(clusters[..., i - 1 : i] + _log_softmax(self._logits(hidden, i)))
+        head, *tails = (_log_softmax(self._logits(hidden, i)) for i in range(len(self.sizes)))
+        shortlist, clusters = head.split([self.sizes[0], self.n_tail], dim=-1)
+        tails = [clusters[..., c : c + 1] + tail for c, tail in enumerate(tails)]
         return torch.cat([shortlist, *tails], dim=-1)
 
-    def _nats(self, hidden_LD: Tensor, target_L: Tensor) -> Tensor:
-        class_L = target_L.clone()
-        tails: list[tuple[Tensor, Tensor]] = []
-        first = self.sizes[0]
-        for i in range(1, len(self.sizes)):
-            order_P = (
-                ((target_L >= first) & (target_L < first + self.sizes[i])).nonzero().squeeze(1)
-            )
-            tails.append((order_P, target_L[order_P] - first))
-            class_L[order_P] = self.sizes[0] + i - 1
-            first += self.sizes[i]
-        nats_L = self._nats_of_cluster(hidden_LD, 0, class_L)
-        for i, (order_P, place_P) in enumerate(tails, start=1):
-            # no rows: the weights still get gradients
-            nats_P = self._nats_of_cluster(hidden_LD[order_P], i, place_P)
-            nats_L = nats_L.index_add(0, order_P, nats_P)
-        return nats_L
-
-    def _nats_of_cluster(self, hidden_LD: Tensor, i: int, target_L: Tensor) -> Tensor:
+    def _nats(self, hidden_LD: Tensor, i: int, target_L: Tensor) -> Tensor:
         """Nats of words within cluster i; the head is cluster 0.
 
         Logits of plain layers are not all stored.
         """
-        layer = self._layer(i)
+        layer, first, last = self._part(i)
         if not is_plain(layer, nn.Linear) or layer.bias is None:
             return F.cross_entropy(widened(self._logits(hidden_LD, i)), target_L, reduction="none")
-        first, last = self._rows(i)
         weights = [layer.weight[first:last]]
         biases = [layer.bias[first:last]]
         if i == 0 and self.n_tail:
@@ -182,32 +154,37 @@ class AdaptiveSoftmax(nn.Module):
     def _logits(self, hidden: Tensor, i: int) -> Tensor:
         """Of the words of cluster i; of the head also those of the tail clusters as a whole."""
         hidden = self._projected(hidden, i)
-        if len(self.out_layers) == len(self.sizes):
-            logit = self.out_layers[i](hidden)
-        else:
-            logit = part_of_linear(self._layer(i), hidden, *self._rows(i))
-        if i == 0 and self.n_tail:
-            logit = torch.cat(
-                [logit, F.linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1
-            )
-        return logit
+        logit = part_of_linear(self._part(i)[0], hidden, *self._part(i)[1:])
+        if i > 0 or self.n_tail == 0:
+            return logit
+        return torch.cat([logit, F.linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)
 
     def _projected(self, hidden: Tensor, i: int) -> Tensor:
         if len(self.out_projs):
             return hidden @ self.out_projs[i]
         return hidden
 
-    def _layer(self, i: int) -> nn.Module:
-        return self.out_layers[i if len(self.out_layers) == len(self.sizes) else 0]
-
-    def _rows(self, i: int) -> tuple[int, int]:
-        """Where the words of cluster i are in its layer."""
-        if len(self.out_layers) == len(self.sizes):
-            first = 0
-        else:
-            first = sum(self.sizes[:i])
-        return first, first + self.sizes[i]
+    def _part(self, i: int) -> tuple[nn.Module, int, int]:
+        """The layer of cluster i, and where the words of the cluster are in it."""
+        if len(self.out_layers) > 1:
+            return self.out_layers[i], 0, self.sizes[i]
+        first = sum(self.sizes[:i])
+        return self.out_layers[0], first, first + self.sizes[i]
 
 
 def _log_softmax(logit: Tensor) -> Tensor:
     return logit.log_softmax(-1, dtype=at_least_float32(logit.dtype))
+
+
+def _tables(shape: ModelConfig) -> tuple[Sequence[int], Sequence[int]]:
+    """Words and widths of the tables: one for all clusters with div_val 1, else one for each."""
+    if shape.div_val == 1:
+        return (shape.n_token,), (shape.d_embed,)
+    return shape.cluster_sizes, shape.cluster_widths
+
+
+def _projections(shape: ModelConfig, widths: Sequence[int]) -> nn.ParameterList:
+    """Between the width of each table and d_model, not drawn yet; none if they are the same."""
+    if shape.div_val == 1 and shape.d_embed == shape.d_model:
+        widths = ()
+    return nn.ParameterList(nn.Parameter(torch.empty(shape.d_model, width)) for width in widths)

@@ -23,7 +23,7 @@ from txl.convert.huggingface import configs_of
 from txl.convert.kimiyoung import tied_names
 from txl.hf.adaptive import AdaptiveSoftmax
 from txl.hf.config import TransfoXLConfig
-from txl.hf.model import TransfoXLModel, TransfoXLPreTrainedModel
+from txl.hf.model import TransfoXLModel, TransfoXLPreTrainedModel, tokens_of
 
 IGNORED = -100
 """The label of tokens that are not scored."""
@@ -63,7 +63,8 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         self.crit = AdaptiveSoftmax(configs_of(config.to_dict())[0])
         self.post_init()
 
-    def _ties(self) -> dict[str, str]:
+    @property
+    def _tied_weights_keys(self) -> dict[str, str]:
         shape, _ = configs_of(self.config.to_dict())
         return {name: f"transformer.{first}" for name, first in tied_names(shape).items()}
 
@@ -121,32 +122,25 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         hidden_BTD = out.last_hidden_state
         scores, losses, loss = (), None, None
         if labels is None:
-            keep = (
-                slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            )
+            keep = logits_to_keep
+            if isinstance(keep, int):
+                keep = slice(-keep, None)
             scores = self.crit(hidden_BTD[:, keep])
         else:
             target_BT = labels[:, 1:]
             is_scored_BT = target_BT != IGNORED
             # the first token after padding has none before it, as in a row alone
             if attention_mask is not None:
-                is_scored_BT &= attention_mask[:, -labels.shape[1] : -1] != 0
+                is_scored_BT &= tokens_of(attention_mask, labels.shape[1])[:, :-1]
             known_BT = target_BT.where(is_scored_BT, 0)
             losses = self.crit(hidden_BTD[:, :-1], known_BT).where(is_scored_BT, 0.0)
             loss = losses.sum() / is_scored_BT.sum().clamp(min=1)
-        output = TransfoXLLMHeadModelOutput(
-            losses, scores, out.mems, out.hidden_states, out.attentions, loss
-        )
-        if self._asked(return_dict, "return_dict"):
-            return output
-        rest = tuple(
-            v for v in (output.mems, output.hidden_states, output.attentions) if v is not None
-        )
-        if losses is None:
-            return (scores, *rest)
-        if self.config.trainer_compatible:
-            return (loss, scores, losses, *rest)
-        return (losses, scores, *rest, loss)
+        rest = {name: out[name] for name in ("mems", "hidden_states", "attentions") if name in out}
+        is_tuple = not self._asked(return_dict, "return_dict")
+        if is_tuple and losses is not None and self.config.trainer_compatible:
+            return (loss, scores, losses, *rest.values())
+        output = TransfoXLLMHeadModelOutput(losses, scores, **rest, loss=loss)
+        return output.to_tuple() if is_tuple else output
 
     def _get_stopping_criteria(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         stop_strings = generation_config.stop_strings
@@ -268,31 +262,27 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
             position_ids,
         )
         hidden_BTD = out.last_hidden_state
+        n_row, n_new = hidden_BTD.shape[:2]
         pad = self.config.pad_token_id
-        if attention_mask is None and pad is not None and input_ids is not None:
-            attention_mask = input_ids != pad
-        if attention_mask is None and pad is None and hidden_BTD.shape[0] > 1:
+        if attention_mask is None and pad is None and n_row > 1:
             raise ValueError("several texts at once need attention_mask or config.pad_token_id")
-        last_B = torch.full(
-            (hidden_BTD.shape[0],), hidden_BTD.shape[1] - 1, device=hidden_BTD.device
-        )
         if attention_mask is not None:
-            is_token_BT = attention_mask[:, -hidden_BTD.shape[1] :] != 0
-            place_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
-            last_B = place_T.where(is_token_BT, 0).amax(1)
-        logits = self.score(
-            hidden_BTD[torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device), last_B]
-        )
-        if labels is None:
-            loss = None
+            is_token_BT = tokens_of(attention_mask, n_new)
+        elif pad is not None and input_ids is not None:
+            is_token_BT = input_ids != pad
         else:
-            loss = self._loss(logits, labels)
+            is_token_BT = hidden_BTD.new_ones(n_row, n_new, dtype=torch.bool)
+        place_T = torch.arange(n_new, device=hidden_BTD.device)
+        last_B = place_T.where(is_token_BT, 0).amax(1)
+        logits = self.score(hidden_BTD[torch.arange(n_row, device=hidden_BTD.device), last_B])
         output = TransfoXLSequenceClassifierOutputWithPast(
-            loss, logits, out.mems, out.hidden_states, out.attentions
+            None if labels is None else self._loss(logits, labels),
+            logits,
+            out.mems,
+            out.hidden_states,
+            out.attentions,
         )
-        if self._asked(return_dict, "return_dict"):
-            return output
-        return output.to_tuple()
+        return self._returned(output, return_dict)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         kind = self.config.problem_type
@@ -328,25 +318,16 @@ class StopWords(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """True for each row (B, T) that ends."""
-        ended = []
-        for ids in input_ids.tolist():
-            ended.append(self._is_completed(ids))
-        return torch.tensor(ended, device=input_ids.device)
+        return torch.tensor([*map(self._is_completed, input_ids.tolist())], device=input_ids.device)
 
     def _is_completed(self, ids: list[int]) -> bool:
         recent = _without_spaces(self._tokenizer.decode(ids[-self._n_recent :]))
-        possible = []
-        for stop in self._stop_strings:
-            if _without_spaces(stop) in recent:
-                possible.append(stop)
+        possible = [stop for stop in self._stop_strings if _without_spaces(stop) in recent]
         if not possible:
             return False  # spares decoding the whole text, on which spaces around quotes depend
         text = self._tokenizer.decode(ids)
         before = self._tokenizer.decode(ids[:-1])
-        places = []
-        for stop in possible:
-            places.append((text.rfind(stop), before.rfind(stop)))
-        return any(place >= 0 and place != place_before for place, place_before in places)
+        return any(text.rfind(stop) not in (-1, before.rfind(stop)) for stop in possible)
 
 
 def _without_spaces(text: str) -> str:

@@ -192,11 +192,10 @@ def is_plain(layer: nn.Module, kind: type[M]) -> TypeGuard[M]:
 
 def part_of_linear(layer: nn.Module, x: Tensor, first: int, last: int) -> Tensor:
     """Outputs `first` to `last` (excluded) of a linear layer, (..., last - first)."""
-    if not is_plain(layer, nn.Linear):
+    if not is_plain(layer, nn.Linear) or last - first == layer.out_features:
         return layer(x)[..., first:last]
-    weight = layer.weight[first:last]
     bias = None if layer.bias is None else layer.bias[first:last]
-    return F.linear(x, weight, bias)
+    return F.linear(x, layer.weight[first:last], bias)
 
 
 def resized(table: Tensor, n_row: int, std: float | None) -> nn.Parameter:

@@ -23,47 +23,42 @@ from txl.ops.dropout import Dropout
 from txl.ops.operator import is_traced
 
 
-@dataclass(frozen=True)
-class Padding:
-    """Which tokens of a segment are padding.
+def tokens_of(attention_mask: Tensor, n_new: int) -> Tensor:
+    """True for the tokens of a segment, False for padding, (B, T): the last columns of a mask."""
+    return attention_mask[:, -n_new:] != 0
 
-    Their states are zeros in every layer, as in an empty memory.
+
+def padding_of(attention_mask: Tensor | None, *, n_new: int, has_mems: bool) -> Tensor | None:
+    """`tokens_of` a segment; None if it has no padding. Raises `ValueError` for padding between
+    memory and tokens.
     """
+    if attention_mask is None:
+        return None
+    is_token_BT = tokens_of(attention_mask, n_new)
+    if is_traced():
+        return is_token_BT
+    if bool(is_token_BT.all()):
+        return None
+    if has_mems and bool(_first_tokens(is_token_BT).any()):
+        raise ValueError(
+            "padding between mems and tokens: pad the first segment only, which has no mems"
+        )
+    return is_token_BT
 
-    is_token_BT: Tensor
 
-    @classmethod
-    def of(cls, attention_mask: Tensor | None, *, n_new: int, has_mems: bool) -> "Padding | None":
-        """That of a segment of `n_new` tokens; None if there is none. Raises `ValueError` for
-        padding between memory and tokens.
-        """
-        if attention_mask is None:
-            return None
-        padding = cls(attention_mask[:, -n_new:] != 0)
-        if is_traced():
-            return padding
-        if bool(padding.is_token_BT.all()):
-            return None
-        if has_mems and bool((padding._first_B > 0).any()):
-            raise ValueError(
-                "padding between mems and tokens: pad the first segment only, which has no mems"
-            )
-        return padding
+def since(is_token_BT: Tensor | None, n_mem: int) -> Tensor | None:
+    """See `Span`: each row sees as many zeros before its tokens as a row without padding, those of
+    the memory.
+    """
+    if is_token_BT is None:
+        return None
+    place_T = torch.arange(is_token_BT.shape[1], device=is_token_BT.device)
+    return (n_mem + place_T - _first_tokens(is_token_BT)[:, None]).clamp(min=0)
 
-    @property
-    def _first_B(self) -> Tensor:
-        return self.is_token_BT.int().argmax(1)
 
-    def since_BT(self, n_mem: int) -> Tensor:
-        """See `Span`: each row sees as many zeros before its tokens as a row without padding, those
-        of the memory.
-        """
-        place_T = torch.arange(self.is_token_BT.shape[1], device=self.is_token_BT.device)
-        return (n_mem + place_T - self._first_B[:, None]).clamp(min=0)
-
-    def zeroed(self, h_BTD: Tensor) -> Tensor:
-        """States of the segment, with zeros for padding."""
-        return h_BTD.where(self.is_token_BT[..., None], 0.0)
+def _first_tokens(is_token_BT: Tensor) -> Tensor:
+    """The place of each row's first token, (B,); 0 if there is none."""
+    return is_token_BT.int().argmax(1)
 
 
 def require_ascending(position_ids: Tensor | None, attention_mask: Tensor | None) -> None:
@@ -74,7 +69,7 @@ def require_ascending(position_ids: Tensor | None, attention_mask: Tensor | None
         return
     is_step_BT = position_ids.diff(dim=1) == 1
     if attention_mask is not None:
-        is_token_BT = attention_mask[:, -position_ids.shape[1] :] != 0
+        is_token_BT = tokens_of(attention_mask, position_ids.shape[1])
         is_step_BT = is_step_BT | ~(is_token_BT[:, 1:] & is_token_BT[:, :-1])
     if not bool(is_step_BT.all()):
         raise ValueError(
@@ -126,22 +121,25 @@ class TransfoXLPreTrainedModel(PreTrainedModel):
         """An argument of a call, by default that of the configuration."""
         return bool(getattr(self.config, name, False) if value is None else value)
 
-    def _ties(self) -> dict[str, str]:
-        """Second names of tensors, each with the first."""
-        return {}
+    def _returned(self, output: ModelOutput, return_dict: bool | None) -> Any:
+        """The output, or a tuple of what it holds."""
+        if self._asked(return_dict, "return_dict"):
+            return output
+        return output.to_tuple()
 
     @property
     def _tied_weights_keys(self) -> dict[str, str]:
-        return self._ties()
+        """Second names of tensors, each with the first, as the configuration says now."""
+        return {}
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Tied tensors, which do not only follow `tie_word_embeddings`."""
-        own = self._ties()
-        base = getattr(self, self.base_model_prefix, None)
-        if all_submodels and isinstance(base, TransfoXLPreTrainedModel):
-            for name, first in base._ties().items():
-                own[f"transformer.{name}"] = f"transformer.{first}"
-        return own
+        ties = self._tied_weights_keys
+        base = self.base_model
+        if all_submodels and base is not self:
+            for name, first in base._tied_weights_keys.items():
+                ties[f"transformer.{name}"] = f"transformer.{first}"
+        return ties
 
     def get_input_embeddings(self) -> nn.Module:
         """The adaptive embedding: ids to hidden states, scaled as `inputs_embeds` are."""
@@ -170,31 +168,22 @@ class TransfoXLPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: if the last cluster has no words left.
         """
-        if new_num_tokens is None:
-            n_token = self.config.vocab_size
-        else:
-            n_token = new_num_tokens
+        config = self.config
+        n_token = config.vocab_size if new_num_tokens is None else new_num_tokens
         if pad_to_multiple_of is not None:
             n_token = -(-n_token // pad_to_multiple_of) * pad_to_multiple_of
-        if n_token != self.config.vocab_size:
-            if self.config.cutoffs:
-                first = self.config.cutoffs[-1]
-            else:
-                first = 0
-            if n_token <= first:
-                raise ValueError(
-                    f"resize_token_embeddings: {n_token} words, but the last cluster begins at"
-                    f" {first}"
-                )
-            if mean_resizing:
-                std = None
-            else:
-                std = self.config.init_std
-            for part in self.modules():
-                if isinstance(part, AdaptiveEmbedding | AdaptiveSoftmax):
-                    part.resize(n_token, std)
-            self.config.vocab_size = n_token
-            self.tie_weights()
+        if n_token == config.vocab_size:
+            return self.get_input_embeddings()
+        first = [0, *config.cutoffs][-1]
+        if n_token <= first:
+            raise ValueError(
+                f"resize_token_embeddings: {n_token} words, but the last cluster begins at {first}"
+            )
+        for part in self.modules():
+            if isinstance(part, AdaptiveEmbedding | AdaptiveSoftmax):
+                part.resize(n_token, None if mean_resizing else config.init_std)
+        config.vocab_size = n_token
+        self.tie_weights()
         return self.get_input_embeddings()
 
 
@@ -214,7 +203,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         self.mem_len = config.mem_len
         self.post_init()
 
-    def _ties(self) -> dict[str, str]:
+    @property
+    def _tied_weights_keys(self) -> dict[str, str]:
         return shared_biases(configs_of(self.config.to_dict())[0])
 
     def reset_memory_length(self, mem_len: int) -> None:
@@ -263,42 +253,33 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
-        if input_ids is not None:
-            segment = input_ids
-        else:
-            segment = inputs_embeds
-        assert segment is not None
-        padding = Padding.of(attention_mask, n_new=segment.shape[1], has_mems=mems is not None)
         if mems is not None and len(mems) != self.config.n_layer:
             raise ValueError(f"{len(mems)} mems: must be {self.config.n_layer}, one of each layer")
         require_ascending(position_ids, attention_mask)
-        if inputs_embeds is None:
-            h_BTD = self.word_emb(input_ids)
-        else:
-            h_BTD = inputs_embeds
-        mems = self.init_mems(h_BTD.shape[0]) if mems is None else mems
-        output_attentions = self._asked(output_attentions, "output_attentions")
+        h_BTD = self.word_emb(input_ids) if inputs_embeds is None else inputs_embeds
+        n_row, n_new = h_BTD.shape[:2]
+        is_token_BT = padding_of(attention_mask, n_new=n_new, has_mems=mems is not None)
+        if mems is None:
+            mems = self.init_mems(n_row)
         remembers = mems is not None and use_cache is not False
+        output_attentions = self._asked(output_attentions, "output_attentions")
         h_BTD, memory, hids, attentions = self._through_layers(
-            h_BTD, mems, padding, output_attentions, remembers=remembers
+            h_BTD, mems, is_token_BT, output_attentions, remembers=remembers
         )
+        output_hidden_states = self._asked(output_hidden_states, "output_hidden_states")
         output = TransfoXLModelOutput(
-            last_hidden_state=h_BTD,
-            mems=memory if remembers else None,
-            hidden_states=(
-                (*hids, h_BTD)
-                if self._asked(output_hidden_states, "output_hidden_states")
-                else None
-            ),
-            attentions=tuple(attentions) if output_attentions else None,
+            h_BTD,
+            memory if remembers else None,
+            (*hids, h_BTD) if output_hidden_states else None,
+            tuple(attentions) if output_attentions else None,
         )
-        return output if self._asked(return_dict, "return_dict") else output.to_tuple()
+        return self._returned(output, return_dict)
 
     def _through_layers(
         self,
         h_BTD: Tensor,
         mems: Sequence[Tensor] | None,
-        padding: Padding | None,
+        is_token_BT: Tensor | None,
         output_attentions: bool,
         *,
         remembers: bool,
@@ -306,14 +287,13 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         """What the last layer returns, the memory after the segment (empty unless the model
         `remembers`), each layer's input and attention probabilities.
         """
-        n_new = h_BTD.shape[1]
         n_mem = 0 if mems is None else mems[0].shape[0]
         span = Span(
             n_mem,
-            n_new,
+            h_BTD.shape[1],
             clamp_len=self.config.clamp_len,
             window=self.mem_len if self.config.same_length else -1,
-            since_BT=None if padding is None else padding.since_BT(n_mem),
+            since_BT=since(is_token_BT, n_mem),
         )
         h_BTD = self.drop(h_BTD)
         feats_SD = self.drop(self.pos_emb(span.distances_S(h_BTD.device), h_BTD.dtype))
@@ -321,8 +301,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         hids = []
         attentions = []
         for i, layer in enumerate(self.layers):
-            if padding is not None:
-                h_BTD = padding.zeroed(h_BTD)
+            if is_token_BT is not None:  # zeros in every layer, as in an empty memory
+                h_BTD = h_BTD.where(is_token_BT[..., None], 0.0)
             if mems is None:
                 mem_BMD = h_BTD[:, :0]
             else:
