@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,11 @@ import txl
 from tests.cli.conftest import WORDS, Here
 from txl import Context, ModelConfig, TransformerXL, plugins
 from txl.config import UsageError
-from txl.registry import ALL_PARTS, DATA_SETS, GATES, MEMORIES, OPTIMIZERS, SOURCES
+from txl.registry import DATA_SETS, GATES, MEMORIES, OPTIMIZERS, SOURCES
 from txl.training.config import TrainConfig
 from txl.training.estimate import optimizer_bytes, weight_bytes
+
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 MEMORY = """
 from dataclasses import dataclass
@@ -128,15 +129,6 @@ class Sign(AdaptationRule):
         return gradient.sign(), back * self.decay
 """
 TINY = {"n_token": 9, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What a file defines is there in its own process only; here it is taken back."""
-    yield
-    plugins._loaded.clear()
-    for registry in (*ALL_PARTS, DATA_SETS, SOURCES):
-        registry._added.clear()
 
 
 @pytest.fixture
