@@ -1,6 +1,7 @@
 """Pages are short, their sentences too, and they use the field's words."""
 
 import re
+import tomllib
 
 import pytest
 
@@ -75,3 +76,11 @@ def test_sentences_are_those_of_paragraphs() -> None:
         "# Head\n\nOne two. Three `a b` [link](there.md).\n- item\n\n| cell |\n\n```\ncode\n```\n"
     )
     assert [words(one) for one in sentences(prose(page))] == [2, 3, 1]
+
+
+def test_a_clone_comes_from_the_address_of_the_project() -> None:
+    """Which pyproject.toml alone decides."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    address = project["urls"]["Repository"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"git clone (\S+)", readme) == [address]
