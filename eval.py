@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Evaluate a trained Transformer-XL; see txl/commands/eval.py."""
+"""Evaluate a trained Transformer-XL; see txl/programs/eval.py."""
 
-from txl.cli.launch import launch
+from txl.programs.launch import launch
 
 if __name__ == "__main__":
     launch("eval")

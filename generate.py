@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Generate text with a trained Transformer-XL; see txl/commands/generate.py."""
+"""Generate text with a trained Transformer-XL; see txl/programs/generate.py."""
 
-from txl.cli.launch import launch
+from txl.programs.launch import launch
 
 if __name__ == "__main__":
     launch("generate")

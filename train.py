@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Train a Transformer-XL on a folder of text; see txl/commands/train.py."""
+"""Train a Transformer-XL on a folder of text; see txl/programs/train.py."""
 
-from txl.cli.launch import launch
+from txl.programs.launch import launch
 
 if __name__ == "__main__":
     launch("train")

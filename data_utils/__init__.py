@@ -1,6 +1,43 @@
-"""The text library: words, ids and files of text, not models. Of txl it imports only `config`,
-`files` and `registry`.
+"""In a clone, `import data_utils` gives `txl.data_utils`: the same modules under another name, also of
+`python -m data_utils.download`. A wheel has it as `txl.data_utils` alone."""
 
-It is imported as `txl.data_utils`: in a checkout txl/data_utils is a link to this folder, and a
-wheel has the files there. So no top-level name `data_utils` is installed, which other projects have
-too."""
+import importlib
+import sys
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import CodeType, ModuleType
+from typing import Any
+
+
+class _Same(MetaPathFinder, InspectLoader):
+    """Gives the module of txl.data_utils for one of data_utils."""
+
+    def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
+        if not fullname.startswith(f"{__name__}.") or find_spec(f"txl.{fullname}") is None:
+            return None
+        return ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(f"txl.{spec.name}")
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+    def get_source(self, fullname: str) -> str | None:
+        return self._loader(fullname).get_source(f"txl.{fullname}")
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return self._loader(fullname).get_code(f"txl.{fullname}")
+
+    def _loader(self, fullname: str) -> Any:
+        spec = find_spec(f"txl.{fullname}")
+        assert spec is not None
+        return spec.loader
+
+
+sys.meta_path.insert(0, _Same())
+sys.modules[__name__] = importlib.import_module("txl.data_utils")

@@ -4,7 +4,7 @@ programs are started as modules, `python -m lab.studies FILE`; nothing of txl im
 
 import sys
 
-from txl.cli.launch import prepare
+from txl.programs.launch import prepare
 
 if not any("benchmarks" in word for word in sys.orig_argv):  # which start as what they compare with
     prepare()  # before PyTorch is imported

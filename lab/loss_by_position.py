@@ -12,16 +12,16 @@ from typing import Any
 
 from lab.measures.loss_by_position import losses_by_place
 from lab.plots import PLACES, plot_losses
-from txl.cli.flags import read_flags
-from txl.cli.run import run
-from txl.commands.eval import MOST_USED, Measure, resolved, score_splits
-from txl.commands.scoring import Split
 from txl.config import require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, EvalConfig
 from txl.evaluation.rows import Row
-from txl.runtime.distributed import process_group
+from txl.programs.eval import MOST_USED
+from txl.programs.run import run
+from txl.runs.evaluation import Measure, evaluate
+from txl.runs.scoring import Split
 from txl.runtime.log import perplexity, print_line
+from txl.settings.flags import read_flags
 
 
 class LossByPosition(Measure):
@@ -69,8 +69,7 @@ def main(argv: Sequence[str]) -> None:
         "--borders aside: losses by position are of tokens that stand anywhere in their segments;"
         " give --borders both, or leave --borders out",
     )
-    with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
-        score_splits(*resolved(typed, ranks, measure), ranks, measure)
+    evaluate(typed, measure)
 
 
 def table_of(row: Row) -> str:

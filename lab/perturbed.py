@@ -17,11 +17,6 @@ import torch
 from torch import Tensor
 
 from lab.measures.cost import Cost, costs_of
-from txl.checkpoint import MemoryUse
-from txl.cli.flags import read_flags
-from txl.cli.run import run
-from txl.commands.eval import MOST_USED, Measure, resolved, score_splits
-from txl.commands.scoring import Adapted, Split, streams_of
 from txl.config import Checked, Context, build, option, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EvalConfig
@@ -34,9 +29,15 @@ from txl.inference.key_values import KeyValueMemory
 from txl.model.rule import MemoryRule
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
+from txl.programs.eval import MOST_USED
+from txl.programs.run import run
 from txl.registry import MEMORIES
+from txl.runs.evaluation import Measure, resolve_evaluation, score_splits
+from txl.runs.scoring import Adapted, Split, streams_of
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
+from txl.settings.flags import read_flags
+from txl.usage import MemoryUse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,7 @@ def main(argv: Sequence[str]) -> None:
     )
     perturb = build(PerturbConfig, typed)
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
-        lm, data, config, additions = resolved(typed, ranks)
+        lm, data, config, additions = resolve_evaluation(typed, ranks)
         perturb.require_reading(config.look_backs(lm.context), config, ranks.world)
         score_splits(lm, data, config, additions, ranks, Perturbation(perturb))
 

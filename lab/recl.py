@@ -16,8 +16,6 @@ import torch
 
 from lab.measures import recl
 from lab.plots import plot_recl
-from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
-from txl.cli.run import run
 from txl.config import Context, ModelConfig, build, option, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.segments import RowStream
@@ -27,9 +25,12 @@ from txl.evaluation.score import require_finite
 from txl.language.model import LanguageModel
 from txl.model.autocast import dtype_on, require_in_range
 from txl.model.transformer import TransformerXL
+from txl.programs.run import run
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line, progress, ticking
 from txl.runtime.outputs import inputs_of, json_kind, require_outputs, write_json
+from txl.settings.flags import named, read_flags, refuse_idle_flags
+from txl.settings.layers import Asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ def main(argv: Sequence[str]) -> None:
         compare_context_lengths(typed, ranks)
 
 
-def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
+def compare_context_lengths(typed: Asked, ranks: Ranks) -> None:
     """The relative effective context length of several runs, on one split; rank 0 reports."""
     config = build(ReclConfig, typed)
     config = dataclasses.replace(config, dtype=dtype_on(ranks.device, config.dtype))

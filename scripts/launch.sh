@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154 # the caller sets the variables
 # Sourced by run_wt103.sh and scripts/run_*.sh: starts train.py, eval.py and generate.py with the settings of a data set.
 # The caller sets `name` (of the data set), `data` (flags that name its text) and `sizes`, whose settings are the presets
-# NAME-SIZE of txl/cli/presets.py; then it calls `txl_run "$@"`.
+# NAME-SIZE of txl/presets; then it calls `txl_run "$@"`.
 
 root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/environment.sh disable=SC1091 # without -x it is not followed
@@ -90,7 +90,7 @@ launch() {
         has_flag resume "$@" || set -- "$@" --resume # to torchrun a host that joins is no restart
     fi
     export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-    exec "$python" -m txl.commands.train_many "${rendezvous[@]}" --nproc_per_node "$nproc" \
+    exec "$python" -m txl.programs.train_many "${rendezvous[@]}" --nproc_per_node "$nproc" \
         --max_restarts "${MAX_RESTARTS:-$max_restarts}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 "$@"
 }
 

@@ -156,9 +156,13 @@ def _import_all() -> None:
     import torch.distributed.checkpoint
     import torch.utils.tensorboard  # noqa: F401
 
-    import txl.commands.eval
-    import txl.commands.generate
-    import txl.commands.train  # noqa: F401
+    import txl.programs.eval
+    import txl.programs.generate
+    import txl.programs.train
+    import txl.runs.evaluation
+    import txl.runs.generation
+    import txl.runs.text_scores
+    import txl.runs.training  # noqa: F401
     from txl.training import meter
 
     meter.measured_peak_flops = peak_flops

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from txl.cli.launch import GONE, PROGRAMS, launch, refuse_gone
+from txl.programs.launch import GONE, PROGRAMS, launch, refuse_gone
 
 
 def main() -> None:

@@ -139,8 +139,9 @@ class AgentMemory:
 class MemoryTransformer(Body):
     """The layers of Transformer-XL, for vectors: an agent's observations, for instance.
 
-        body = MemoryTransformer(ModelConfig(n_layer=4, d_model=128, n_head=4, d_head=32,
-        d_inner=512)) hidden_BTD, memory = body(x_BTD, memory, context, reset_BT)
+        config = ModelConfig(n_layer=4, d_model=128, n_head=4, d_head=32, d_inner=512)
+        body = MemoryTransformer(config)
+        hidden_BTD, memory = body(x_BTD, memory, context, reset_BT)
 
     One step at a time gives the numbers that whole segments give if `context.same_length` is set:
     every vector then sees the mem_len last ones, itself included, wherever segments end. Encodings

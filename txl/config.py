@@ -1,12 +1,12 @@
 """Configurations: dataclasses whose fields hold name, type, default, bounds and help text of a
 flag.
 
-`txl.cli.flags` turns the fields into flags. The configurations of train.py, eval.py and generate.py
+`txl.settings.flags` turns the fields into flags. The configurations of train.py, eval.py and generate.py
 are in `config.py` of `txl.training`, `txl.evaluation` and `txl.generation`.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf, isfinite, log2
@@ -31,8 +31,9 @@ from txl.registry import (
     PARTS,
     Registry,
     default_of,
+    names_of_settings,
+    setting_in,
     settings_of,
-    settings_of_all,
 )
 
 S = TypeVar("S")
@@ -156,22 +157,37 @@ def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
     """A configuration: those of its fields that are `asked` for override `base`, which overrides
     the defaults.
     """
-    names = fields_of(cls)
+    names = names_of(cls)
     return cls(**{**base, **{name: value for name, value in asked.items() if name in names}})
 
 
-def fields_of(cls: type) -> dict[str, Field]:
-    """The fields of a configuration by name, with the settings of all parts that it may name."""
-    found: dict[str, Field] = {f.name: f for f in fields(cls)}
+def names_of(cls: type) -> list[str]:
+    """Names of the fields of a configuration, with the settings of all parts that it may name."""
+    names = [f.name for f in fields(cls)]
     if issubclass(cls, NamesParts):
-        return settings_of_all(cls.parts) | found
-    return found
+        names += names_of_settings(cls.parts)
+    return names
 
 
-def hints_of(cls: type) -> dict[str, Any]:
-    """The types of the fields of a configuration by name, as `fields_of`."""
+def field_of(cls: type, name: str) -> Field | None:
+    """The field or setting of this name, see `names_of`; None: there is none."""
+    for f in fields(cls):
+        if f.name == name:
+            return f
+    if issubclass(cls, NamesParts):
+        return setting_in(cls.parts, name)
+    return None
+
+
+def hints_of(cls: type, names: Iterable[str]) -> dict[str, Any]:
+    """The types of those of the fields of a configuration that have these names."""
     hints = get_type_hints(cls)
-    return {name: hints.get(name, f.type) for name, f in fields_of(cls).items()}
+    found = {}
+    for name in names:
+        f = field_of(cls, name)
+        if f is not None:
+            found[name] = hints.get(name, f.type)
+    return found
 
 
 def check_field(f: Field, value: Any) -> None:
@@ -255,9 +271,9 @@ class NamesParts(Checked):
                 return own[name]
             if name.startswith("__"):  # asked for by `copy` and `pickle`
                 raise AttributeError(name)
-            of_all = settings_of_all(self.parts)
-            if name in of_all:
-                return default_of(of_all[name])
+            setting = setting_in(self.parts, name)
+            if setting is not None:
+                return default_of(setting)
             cls = type(self).__name__
             raise AttributeError(f"{cls} has no field {name}, and no part has this setting")
 
@@ -278,19 +294,16 @@ class NamesParts(Checked):
         values out of their bounds, `TypeError` for what is no setting.
         """
         own: dict[str, Any] = {}
-        for part in self._parts():
-            for f in fields(settings_of(part)):
+        for registry in self.parts:
+            for f in registry.fields(getattr(self, registry.flag)):
                 own[f.name] = self.own.get(f.name, default_of(f))
                 check_field(f, own[f.name])
-        others = self.own.keys() - own.keys()
-        if not others:
-            return own
-        of_all = settings_of_all(self.parts)
         is_known = all(map(self._is_known, self.parts))
-        for name in sorted(others):
-            if name in of_all:
-                check_field(of_all[name], self.own[name])
-                if self.own[name] != default_of(of_all[name]):
+        for name in sorted(self.own.keys() - own.keys()):
+            f = setting_in(self.parts, name)
+            if f is not None:
+                check_field(f, self.own[name])
+                if self.own[name] != default_of(f):
                     own[name] = self.own[name]
             elif is_known:
                 cls = type(self).__name__
@@ -401,12 +414,10 @@ class ModelConfig(NamesParts):
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
         super().__post_init__()
-        even = "must be even for as many sines as cosines"
-        for part in self._parts():
-            require(
-                self.d_model % 2 == 0 or not getattr(part, "has_sinusoids", False),
-                f"--d_model {self.d_model}: {even}; use {self.d_model + 1}",
-            )
+        if self.d_model % 2:
+            has_sinusoids = any(getattr(part, "has_sinusoids", False) for part in self._parts())
+            even = f"must be even for as many sines as cosines; use {self.d_model + 1}"
+            require(not has_sinusoids, f"--d_model {self.d_model}: {even}")
         for settings in self.of_parts():
             settings.require_fits(self)
         for name, choices in (("activation", ACTIVATIONS), ("norm", NORMS)):
@@ -446,10 +457,12 @@ class ModelConfig(NamesParts):
 
     def of_parts(self) -> Iterator[PartSettings]:
         """The settings of its parts."""
-        for part in self._parts():
-            settings = self.settings(settings_of(part))
-            if isinstance(settings, PartSettings):
-                yield settings
+        for registry in self.parts:
+            name = getattr(self, registry.flag)
+            if registry.own(name):
+                settings = self.settings(settings_of(registry[name]))
+                if isinstance(settings, PartSettings):
+                    yield settings
 
     @property
     def n_key_head(self) -> int:
@@ -563,3 +576,16 @@ def as_dict(config: Any) -> dict[str, Any]:
     for f in fields(config):
         values[f.name] = getattr(config, f.name)
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line, for people to type."""
+    words: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no_'}{name}")
+        elif isinstance(value, list | tuple):
+            words += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            words += [f"--{name}", str(value)]
+    return words

@@ -8,6 +8,10 @@ class UsageError(ValueError):
     """
 
 
+class RunFailed(RuntimeError):
+    """A run could not go on, through no fault of whoever started it; programs end with status 1."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise `UsageError` with `message` unless `condition` holds."""
     if not condition:

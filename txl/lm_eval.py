@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from txl.cli.launch import launch
+from txl.programs.launch import launch
 
 # before PyTorch is imported; the harness knows the models of the module that is imported
 if __name__ == "__main__":
@@ -22,8 +22,7 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from txl.config import UsageError, require
-from txl.data_utils.chat import Messages
+from txl.config import UsageError, hints_of, require
 from txl.data_utils.free_text import has_tokens
 from txl.evaluation.score import score_text
 from txl.generation.rule import Rule
@@ -31,8 +30,10 @@ from txl.inference.reader import Reader
 from txl.inference.words import WordProbabilities
 from txl.language.chat import ChatLayout
 from txl.language.model import LanguageModel
-from txl.registry import MEMORIES, settings_of_all
+from txl.language.template import Messages
+from txl.registry import MEMORIES, names_of_settings
 from txl.runtime.records import fits
+from txl.usage import MemoryUse
 
 try:
     # its own models, which it looks for only while it knows none
@@ -83,14 +84,13 @@ class TransformerXLForHarness(LM):
         **others: Any,
     ) -> None:
         super().__init__()
-        of_memory = settings_of_all((MEMORIES,))
         lengths: dict[str, Any] = {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}
         settings = {}
         unknown = []
         for name, value in others.items():
             if name in _LENGTHS_OF_MEMORIES:
                 lengths[name] = value
-            elif name in of_memory:
+            elif name in names_of_settings((MEMORIES,)):
                 settings[name] = value
             elif name not in _OF_THE_HARNESS:
                 unknown.append(f"{name}={value}")
@@ -101,8 +101,9 @@ class TransformerXLForHarness(LM):
             require(
                 type(value) in (int, type(None)), f"{name}={value}: not a whole number; give one"
             )
+        hints = hints_of(MemoryUse, settings)
         for name, value in settings.items():
-            hint = of_memory[name].type
+            hint = hints[name]
             kind = getattr(hint, "__name__", str(hint))
             require(fits(value, hint), f"{name}={value}: not of type {kind}; give another")
         if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):

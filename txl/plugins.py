@@ -18,7 +18,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from txl.attention_rules import AttentionRule
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.files import require_readable
 from txl.registry import (
@@ -182,5 +181,5 @@ def _registry_of(part: Any) -> Registry:
         bases.append(registry.base.__name__)
     raise UsageError(
         f"{part.__name__}: no part of a model, a training or an evaluation; derive it from"
-        f" {', '.join(bases)}, or give it the members of {AttentionRule.__name__}"
+        f" {', '.join(bases)}, or give it the members of AttentionRule"
     )

@@ -4,6 +4,6 @@ so.
 
 import sys
 
-from txl.cli.launch import GONE, refuse_gone
+from txl.programs.launch import GONE, refuse_gone
 
 refuse_gone(next((name for name in GONE if f"txl.studies.{name}" in sys.orig_argv), "studies"))

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from txl.cli.run import run
 from txl.config import require
 from txl.files import written_whole
+from txl.programs.run import run
 
 SMOOTH = 10
 """Updates whose returns are averaged."""

@@ -19,10 +19,10 @@ from tqdm import tqdm
 
 from examples.agents.environments import make
 from txl import AgentMemory, Context, MemoryTransformer, ModelConfig
-from txl.cli.flags import read_flags
-from txl.cli.run import run
 from txl.config import SEED, SIZE, Checked, build, option, require
 from txl.files import written_whole
+from txl.programs.run import run
+from txl.settings.flags import read_flags
 
 CLOCKS = {"seconds": time.perf_counter, "cpu_seconds": time.process_time}
 

@@ -14,9 +14,9 @@ import torch
 import txl
 from examples.classification.classifier import Classifier, Example, accuracy, train_epoch
 from examples.classification.texts import docstrings, is_held_out, read_tsv
-from txl.cli.flags import read_flags
-from txl.cli.run import run
 from txl.config import SEED, SIZE, Checked, build, option, require
+from txl.programs.run import run
+from txl.settings.flags import read_flags
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.cli.flags import read_flags
-from txl.cli.run import run
 from txl.config import SEED, SIZE, Checked, UsageError, build, option, require
 from txl.files import written_whole
+from txl.programs.run import run
 from txl.runtime.records import read_json, require_fields
+from txl.settings.flags import read_flags
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 

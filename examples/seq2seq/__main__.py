@@ -14,9 +14,9 @@ import torch
 from examples.seq2seq.decoding import beam_search, greedy
 from examples.seq2seq.learning import N_SPECIAL, pairs, train
 from examples.seq2seq.model import Seq2Seq
-from txl.cli.flags import read_flags
-from txl.cli.run import run
 from txl.config import SEED, SIZE, Checked, ModelConfig, build, option, require
+from txl.programs.run import run
+from txl.settings.flags import read_flags
 
 BATCH_SIZE = 64
 

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor, nn
 
 from lab.benchmarks.peers import positive, say_machine, write_as_found
-from txl.commands.settings import Shape
 from txl.config import ModelConfig, build
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.segments import SegmentStream, scoring_stream
 from txl.errors import UsageError
 from txl.evaluation.reading import of_counted
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.runs.resolve import Shape
 from txl.runtime.log import perplexity
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights

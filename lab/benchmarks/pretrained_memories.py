@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import txl
 from lab.benchmarks.peers import say_machine, write_as_found
 from lab.studies.plan import read_study
-from txl.config import Context, fields_of
+from txl.config import Context, names_of
 from txl.data_utils.free_text import read_text
 from txl.inference.reader import Reader
 from txl.language.model import LanguageModel
@@ -90,7 +90,7 @@ def cost_of(lm: LanguageModel, ids: list[int], asked: Mapping[str, Any]) -> dict
     """Of a memory and its lengths, after as many tokens as fill it."""
     memory = asked["memory"]
     lm.model.remember(memory, **{k: v for k, v in asked.items() if k in reads(MEMORIES[memory])})
-    lengths = {name: value for name, value in asked.items() if name in fields_of(Context)}
+    lengths = {name: value for name, value in asked.items() if name in names_of(Context)}
     context = Context(**lengths)
     n_compressed = (context.compressed_len or 0) * lm.model.config.settings(
         Compressive.Settings

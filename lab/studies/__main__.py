@@ -14,11 +14,11 @@ from lab.studies.page import draw_page
 from lab.studies.plan import Study, read_study
 from lab.studies.report import Findings, in_words, write_report
 from lab.studies.runner import Choice, require_flags, run_study
-from txl.cli.flags import read_flags, require_utf8
-from txl.cli.run import run
 from txl.config import Checked, build, option, require
+from txl.programs.run import run
 from txl.runtime.log import print_line
 from txl.runtime.signals import STATUS, WORDS, StopNow
+from txl.settings.flags import read_flags, require_utf8
 
 
 @dataclass(frozen=True, kw_only=True)

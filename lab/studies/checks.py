@@ -11,14 +11,14 @@ from typing import Any
 from lab.perturbed import PerturbConfig
 from lab.studies.plan import Flags, Study, words
 from lab.studies.runner import TRAINING, reading_by
-from txl.cli.flags import read_flags
-from txl.config import UsageError, build, fields_of, require
-from txl.data_utils.datasets import DATA_SETS, DataConfig
-from txl.data_utils.store import Checks
+from txl.config import UsageError, build, names_of, require
+from txl.data_utils.cache import Checks
+from txl.data_utils.config import DATA_SETS, DataConfig
+from txl.data_utils.remote import is_remote, names_in
 from txl.data_utils.texts import Texts
-from txl.data_utils.transfer import is_remote, names_in
 from txl.evaluation.config import ADDED
 from txl.evaluation.test_time import Additions
+from txl.settings.flags import read_flags
 
 
 def require_texts(study: Study) -> None:
@@ -44,7 +44,7 @@ def _require_text_of(own: Flags, of_run: Flags, texts: Texts | None, place: str)
     if "{run}" in str(own.get("data")):
         return
     if "data" in own:
-        of_text = {name: own[name] for name in own.keys() & fields_of(DataConfig).keys()}
+        of_text = {name: own[name] for name in own.keys() & set(names_of(DataConfig))}
         texts = _texts_of({**of_run, **of_text}, place)
     split = own.get("split", "all")
     if texts is not None and split != "all":

@@ -17,11 +17,11 @@ import jinja2
 
 from lab.studies.figures import Figures
 from lab.studies.page_tables import TABLES
-from txl.cli.flags import read_flags, require_utf8
-from txl.cli.run import run
 from txl.config import Checked, UsageError, build, option, require
 from txl.files import content_of, write_whole
+from txl.programs.run import run
 from txl.runtime.log import print_line
+from txl.settings.flags import read_flags, require_utf8
 
 
 @dataclass(frozen=True, kw_only=True)

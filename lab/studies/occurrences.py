@@ -19,14 +19,14 @@ from lab.studies.plan import Study, Task, read_study, slug, tasks, words
 from lab.studies.runner import TRAINING, finished
 from lab.studies.statistics import ALPHA
 from lab.studies.tables import as_markdown, table_of
-from txl.cli.flags import read_flags
-from txl.cli.run import run
 from txl.config import Checked, UsageError, build, option, require
+from txl.data_utils.config import DataConfig
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.datasets import DataConfig
 from txl.evaluation.measures.token_losses import TokenLosses, read_losses
+from txl.programs.run import run
 from txl.runtime.log import print_line
 from txl.runtime.outputs import inputs_of, require_outputs, text_kind, write_text
+from txl.settings.flags import read_flags
 
 
 @dataclass(frozen=True, kw_only=True)

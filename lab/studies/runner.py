@@ -22,9 +22,8 @@ from tqdm import tqdm
 
 from lab.perturbed import FLAGS as PERTURBED
 from lab.studies.plan import Flags, Search, Study, Task, slug, tasks, words
-from txl.cli.flags import read_flags
 from txl.config import Context, ModelConfig, UsageError, build
-from txl.data_utils.datasets import DATA_SETS, DataConfig
+from txl.data_utils.config import DATA_SETS, DataConfig
 from txl.evaluation.config import EVAL, SCORE
 from txl.evaluation.conventions import DEALING
 from txl.files import not_through_a_link, require_no_link, write_whole
@@ -33,6 +32,7 @@ from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
 from txl.runtime.records import json_text, read_json, read_json_lines
 from txl.runtime.signals import GO_ON, StopNow, StopRequest
+from txl.settings.flags import read_flags
 from txl.training.config import TrainConfig
 from txl.training.metrics import RECORDS
 

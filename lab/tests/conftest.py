@@ -43,12 +43,12 @@ BEFORE |= {"loss_by_position": BEFORE["eval"], "perturbed": BEFORE["eval"]}
 def entry_points() -> dict[str, ModuleType]:
     own = {name: importlib.import_module(f"lab.{name}") for name in OWN}
     return own | {
-        name: importlib.import_module(f"txl.commands.{name}") for name in ("train", "eval")
+        name: importlib.import_module(f"txl.programs.{name}") for name in ("train", "eval")
     }
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take a second each."""
-    for program in ("txl.commands.eval", "lab.recl"):
+    for program in ("txl.runs.evaluation", "lab.recl"):
         monkeypatch.setattr(f"{program}.drawable", lambda *_: [])

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import sign
 from txl import plugins
-from txl.cli.run import run
+from txl.programs.run import run
 from txl.registry import ALL_PARTS, DATA_SETS, SOURCES
 from txl.training import metrics
 
@@ -173,8 +173,8 @@ def one_look_at_git() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def entry_points() -> dict[str, ModuleType]:
     names = "train train_many eval score report read generate convert".split()
-    modules = {name: importlib.import_module(f"txl.commands.{name}") for name in names}
-    return {**modules, "try": importlib.import_module("txl.commands.try_text")}
+    modules = {name: importlib.import_module(f"txl.programs.{name}") for name in names}
+    return {**modules, "try": importlib.import_module("txl.programs.try_text")}
 
 
 def random_text(
@@ -204,7 +204,7 @@ def write_text() -> Callable[..., Path]:
 
 def train_here(folder: Path, flags: str = "") -> Trained:
     """Train on the text of a folder, without a test that looks on."""
-    out, train = io.StringIO(), importlib.import_module("txl.commands.train")
+    out, train = io.StringIO(), importlib.import_module("txl.programs.train")
     with contextlib.redirect_stdout(out):
         train.main(
             [
@@ -277,7 +277,7 @@ def here(
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take a second each; tests/evaluation/test_plots.py looks at them."""
-    monkeypatch.setattr("txl.commands.eval.drawable", lambda *_: [])
+    monkeypatch.setattr("txl.runs.evaluation.drawable", lambda *_: [])
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from tests.checkpoints import change_record
 from tests.cli.conftest import TINY, Here
-from txl.data_utils import transfer
-from txl.data_utils.transfer import Remote
+from txl.data_utils import remote
+from txl.data_utils.remote import Remote
 
 ADDRESS = "https://host/more/text.txt"
 EVAL = ["eval", "--work_dir", "run", "--split", "valid"]
@@ -26,7 +26,7 @@ def asked(here: Here, text: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         shutil.copy(text / "train.txt", folder / wanted.name)
         return True
 
-    monkeypatch.setattr(transfer, "load", load)
+    monkeypatch.setattr(remote, "load", load)
     return asked
 
 

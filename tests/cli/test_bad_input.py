@@ -591,7 +591,7 @@ def test_a_second_ctrl_c_does_not_stop_the_saving(here: Here, press_at_call: Pre
 @pytest.mark.parametrize(
     ("line", "place"),
     [
-        ("train --cache_dir cache", "txl.data_utils.words.array"),
+        ("train --cache_dir cache", "txl.data_utils.tokens.words_of"),
         ("eval", "txl.evaluation.report._bits"),
         ("generate", "txl.generation.sampling.require_in_range"),
     ],

@@ -21,12 +21,12 @@ from tests.conftest import long_test
 from tests.forks import ROOT
 from txl import TransformerXL
 from txl.__main__ import main, show_programs
-from txl.cli import launch
-from txl.cli.launch import PROGRAMS
-from txl.cli.run import run
-from txl.commands.settings import shape_of
 from txl.config import Context, ModelConfig
 from txl.config import build as built
+from txl.programs import launch
+from txl.programs.launch import PROGRAMS
+from txl.programs.run import run
+from txl.runs.resolve import shape_of
 
 TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8".split()
 
@@ -163,13 +163,16 @@ def test_a_program_gets_the_flags_behind_its_name(monkeypatch: pytest.MonkeyPatc
 
 def test_what_python_m_starts_and_what_txl_starts_are_one_list() -> None:
     """But for `python -m txl` itself, and what scripts/launch.sh alone starts."""
-    files = [path for folder in ("txl", "data_utils") for path in (ROOT / folder).rglob("*.py")]
+    files = list((ROOT / "txl").rglob("*.py"))
     started = {
         path.relative_to(ROOT) for path in files if 'if __name__ == "__main__":' in path.read_text()
     }
     modules = {
-        ".".join(path.with_suffix("").parts).removesuffix(".__main__") for path in started
-    } - {"txl", "txl.commands.train_many"}
+        ".".join(path.with_suffix("").parts)
+        .removesuffix(".__main__")
+        .replace("txl.data_utils.", "data_utils.")  # as in 2019
+        for path in started
+    } - {"txl", "txl.programs.train_many"}
     same = {program.same for program in PROGRAMS.values()}
     scripts = {path.name for path in ROOT.glob("*.py")}
     aliases = {
@@ -252,3 +255,22 @@ def test_memory_that_a_system_call_lacks_is_no_disk(
         run(lacks)
     assert stop.value.code == 2
     assert re.fullmatch(r"train\.py: out of memory: .*\n", capsys.readouterr().err)
+
+
+def test_a_clone_has_the_text_library_under_both_names_once() -> None:
+    """Without a link, so that a system without symbolic links has it too."""
+    assert not (ROOT / "txl" / "data_utils").is_symlink()
+    code = (
+        "import data_utils.errors, txl.data_utils.errors, txl.data_utils\n"
+        "from data_utils.corpus import Corpus\n"
+        "from txl.data_utils.corpus import Corpus as same\n"
+        "print(data_utils is txl.data_utils, data_utils.errors is txl.data_utils.errors, Corpus is same)\n"
+        "print(Corpus.__module__, data_utils.errors.__spec__.name)"
+    )
+    python = [sys.executable, "-c", code]
+    done = subprocess.run(python, capture_output=True, text=True, cwd=ROOT, check=True)
+    names = "txl.data_utils.corpus txl.data_utils.errors"
+    assert done.stdout == f"True True True\n{names}\n"
+    program = [sys.executable, "-m", "data_utils.download", "--help"]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "usage: python -m data_utils.download" in done.stdout

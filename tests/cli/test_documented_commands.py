@@ -32,8 +32,8 @@ from tests.cli.test_plugins import of_page
 from tests.conftest import long_test
 from tests.forks import ROOT
 from txl import ModelConfig, TransformerXL
-from txl.commands.convert import main as convert_main
 from txl.convert import to_kimiyoung
+from txl.programs.convert import main as convert_main
 
 pytestmark = pytest.mark.slow
 

@@ -5,22 +5,23 @@ import re
 import shlex
 import typing
 from collections.abc import Callable, Sequence
+from dataclasses import Field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.cli.conftest import Here
 from tests.cli.test_scripts import run as started
-from txl.cli.flags import read_flags
-from txl.commands.settings import new_settings
-from txl.config import Context, ModelConfig, UsageError, build, fields_of
+from txl.config import Context, ModelConfig, UsageError, build, field_of, names_of
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, SCORE, ReportConfig, ScoreConfig
 from txl.generation.config import GENERATE, GenerateConfig
+from txl.runs.resolve import new_settings
 from txl.runtime.distributed import Ranks
+from txl.settings.flags import read_flags
 from txl.training.config import TrainConfig
 from txl.training.run import worlds_that_fit
 
@@ -64,6 +65,11 @@ REFUSED_OF_NVIDIA = (
 )
 
 
+def fields_of(cls: type) -> dict[str, Field]:
+    """Of a configuration, with the settings of all parts."""
+    return {name: cast(Field, field_of(cls, name)) for name in names_of(cls)}
+
+
 def read(entry: str, *argv: str) -> dict[str, Any]:
     return read_flags(argv, *CLASSES[entry], description="", presets=PRESETS_OF.get(entry))
 
@@ -79,20 +85,6 @@ def arrived(entry: str, line: str) -> dict[str, Any]:
 
 
 # 2019
-
-GONE = {"cuda", "multi_gpu", "gpu0_bsz"}
-
-
-@pytest.mark.parametrize("entry", ["train", "eval"])
-def test_published_settings_arrive_in_the_configurations(entry: str) -> None:
-    for line in (TRAIN_2019 if entry == "train" else EVAL_2019).values():
-        words = [word.partition(" ") for word in f" {line}".split(" --")[1:]]
-        expected = {name: value.strip() or "True" for name, _, value in words if name not in GONE}
-        found = {
-            name: one[0] if isinstance(one, tuple) else one
-            for name, one in arrived(entry, line).items()
-        }
-        assert {name: str(one) for name, one in found.items()} == expected
 
 
 @pytest.mark.parametrize("name", TRAIN_2019)
@@ -111,16 +103,6 @@ def test_the_scripts_have_the_published_settings(tmp_path: Path, name: str) -> N
             assert asked.pop(convention, "original") == "original"
         assert asked == expected
     assert f"--dataset {dataset}" in script_line(tmp_path, script, "train", size)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "size"), [("enwik8", "base18"), ("wt2", "base"), ("ptb", "base")]
-)
-def test_the_scripts_of_ours_have_flags_that_there_are(
-    tmp_path: Path, dataset: str, size: str
-) -> None:
-    for entry in ("train", "eval", "generate"):
-        assert arrived(entry, script_line(tmp_path, f"scripts/run_{dataset}.sh", entry, size))
 
 
 def script_line(folder: Path, script: str, *words: str) -> str:

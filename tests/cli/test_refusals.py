@@ -19,8 +19,8 @@ import torch
 
 from tests.cli.conftest import Here, contents
 from tests.forks import ROOT
-from txl.cli.run import run
 from txl.config import UsageError
+from txl.programs.run import run
 from txl.runtime.distributed import process_group
 from txl.runtime.log import in_one_line
 

@@ -13,25 +13,25 @@ import pytest
 
 from tests.checkpoints import sign
 from tests.cli.conftest import Here, change_weights, half_written, records, train_here
-from txl.commands.reporting import (
-    add_report,
-    average_part,
-    compared_lengths,
-    evaluation_of,
-    folder_for,
-    name_of,
-    name_of_model,
-    report_of,
-    saved_at,
-)
-from txl.commands.scoring import Split, rows_of, ways_of
 from txl.config import UsageError
-from txl.data_utils.files import CACHE
+from txl.data_utils.sources import CACHE
 from txl.evaluation.config import ReportConfig
 from txl.evaluation.gain import blocks_of
 from txl.language.model import load
 from txl.language.token_losses import losses_by_token
 from txl.report.record import Report, read_report
+from txl.runs.reporting import (
+    add_report,
+    average_part,
+    compared_lengths,
+    evaluation_of,
+    folder_for,
+    measure_report,
+    name_of,
+    name_of_model,
+    saved_at,
+)
+from txl.runs.scoring import Split, rows_of, ways_of
 from txl.runtime.distributed import Ranks
 
 LENGTHS = "--mem_len 0 4 8"
@@ -129,7 +129,7 @@ def test_it_is_drawn_again_without_the_model(
     def unread(*_: Any, **__: Any) -> None:
         raise AssertionError("the model was read")
 
-    monkeypatch.setattr("txl.commands.report.LanguageModel.open", unread)
+    monkeypatch.setattr("txl.runs.pages.LanguageModel.open", unread)
     Path("run/report.html").unlink()
     assert "drawn from it" in here("report run").out
     assert Path("run/report.html").read_text() == page
@@ -247,8 +247,8 @@ def test_rows_that_are_there_are_not_read_again(
     config = evaluation_of(lm, asked, {}, ranks, "test")
     split = Split.of(lm.corpus(), "test")
     rows = rows_of(lm.model, split, ways_of(config, lm.context), ranks, keeps_losses=True)
-    monkeypatch.setattr("txl.commands.reporting.rows_of", lambda *_, **__: pytest.fail("again"))
-    assert report_of(lm, asked, rows=rows) == report
+    monkeypatch.setattr("txl.runs.reporting.rows_of", lambda *_, **__: pytest.fail("again"))
+    assert measure_report(lm, asked, rows=rows) == report
 
 
 def test_the_memory_of_the_training_is_compared_with_the_shortest() -> None:
@@ -339,7 +339,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("file").write_text("")
-    monkeypatch.setattr("txl.commands.report.report_of", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("txl.runs.pages.measure_report", lambda *_: pytest.fail("measured"))
     assert "file" in here.refused("report run --out file/page.html")
     assert "file" in here.refused("report run --json file/figures.json")
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import as_of_0_2, change_record, sign
 from tests.cli.conftest import Here, Trained, config_of, contents, pointed, records, train_here
-from txl.commands import train as txl_train
 from txl.language import sources
 from txl.language.model import LanguageModel
+from txl.runs import training as txl_train
 from txl.runtime.clock import Clock
 from txl.runtime.lock import Lock
 from txl.training.metrics import Metrics

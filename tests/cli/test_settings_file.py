@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import BEFORE, Here, config_of, pointed
 from tests.cli.test_flags import CLASSES
-from txl.cli.flags import read_flags
+from txl.settings.flags import read_flags
 
 PAGES = Path(__file__).parents[2] / "docs"
 TINY = {
@@ -200,7 +200,8 @@ def test_configurations_of_nvidia_are_read_by_name(here: Here) -> None:
         ("block_size = 64", "block_size: no such setting; here it is tgt_len"),
         ("lr = 'fast'", "lr: invalid float value: 'fast'"),
         ("lr = [1, 2]", "lr: takes one value, and no list"),
-        ("n_layer = true", "n_layer: expected one argument"),
+        ("n_layer = true", "n_layer: takes a value, and true is none; leave it out"),
+        ("lr = 0", "lr: 0.0: must be above 0"),
         ("clip = false", "clip: takes a value, and false is none; leave it out"),
         ("optim = 'sofia'", "optim: invalid choice: 'sofia'"),
         ("plugin = 'mine.py'", "plugin: give it on the command line, as --plugin"),

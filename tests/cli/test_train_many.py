@@ -58,7 +58,9 @@ def test_the_processes_get_all_flags_share_the_cores_and_find_a_free_folder(
     here: Here, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    monkeypatch.setattr("txl.cli.run.without_plugins", lambda words: [*words[:-4], *words[-2:]])
+    monkeypatch.setattr(
+        "txl.programs.run.without_plugins", lambda words: [*words[:-4], *words[-2:]]
+    )
     outcome = here(f"{ALONE} {NEW} --plugin plug.py --reset document")
     (asked,) = started
     assert asked.training_script == "train.py"

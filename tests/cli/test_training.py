@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import txl
 from tests.cli.conftest import Here, Trained, config_of, pointed, records, train_here
 from tests.cli.test_flags import read
-from txl.commands.settings import ENDLESS, with_batch_size, without_last_update
+from txl.runs.resolve import ENDLESS, with_batch_size, without_last_update
 from txl.runtime.distributed import Ranks
 from txl.training import loop
 from txl.training.step import TrainState
@@ -185,7 +185,7 @@ def test_settings_that_are_typed_are_those_of_the_run(
     )
     budgets = []
     spy = lambda model, impl, *, keep_mib: budgets.append(keep_mib)  # noqa: E731
-    monkeypatch.setattr("txl.commands.train.use_attention", spy)
+    monkeypatch.setattr("txl.runs.training.use_attention", spy)
     # its default: it is not read with --init uniform
     out = here(f"train --init_std 0.02 {flags} --max_step 2").out
     assert budgets == [8]
@@ -208,7 +208,7 @@ def test_settings_that_are_typed_are_those_of_the_run(
     )
 
 
-def test_train_py_is_five_calls_from_the_first_step(
+def test_train_py_is_six_calls_from_the_first_step(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first is `launch`, which starts every program."""
@@ -222,7 +222,7 @@ def test_train_py_is_five_calls_from_the_first_step(
 
     monkeypatch.setattr(TrainState, "step", noted)
     here("train --max_step 1")
-    assert calls == [["run", "main", "train"]]
+    assert calls == [["run", "main", "train", "train"]]
 
 
 # what is reported
@@ -485,8 +485,8 @@ def test_whether_updates_are_recorded_is_left_to_the_program(
     for run, flags in (("plain", "--no_cuda_graph"), ("new", "--cuda_graph auto")):
         out = here(f"train {shape} --work_dir {run} --max_step 8 {flags}").out
         assert ("--cuda_graph auto: off: the device is cpu" in out) == (run == "new")
-    monkeypatch.setattr("txl.commands.train.why_no_graph", lambda *_: "")
-    monkeypatch.setattr("txl.commands.train.recorded", record)
+    monkeypatch.setattr("txl.runs.training.why_no_graph", lambda *_: "")
+    monkeypatch.setattr("txl.runs.training.recorded", record)
     for run in ("plain", "new"):
         out = here(f"train --work_dir {run} --max_step 20 --resume").out
         assert ("--cuda_graph auto: on: one process trains on one GPU" in out) == (run == "new")

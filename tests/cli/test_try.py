@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Here
-from txl.commands import try_text
-from txl.commands.scoring import Split
-from txl.commands.try_text import Plan, Trial, as_words, in_time, name_of, plan_of, value_of
-from txl.config import Context
-from txl.data_utils.any_files import has_spaces, survey
-from txl.data_utils.datasets import DataConfig
+from txl.config import Context, as_words
+from txl.data_utils.config import DataConfig
+from txl.data_utils.texts import has_spaces, survey
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.gain import Verdict, judge
 from txl.evaluation.measures.token_losses import TokenLosses
 from txl.evaluation.rows import Row
 from txl.evaluation.score import Score
+from txl.runs import trial as trial_module
+from txl.runs.scoring import Split
+from txl.runs.trial import Plan, Trial, in_time, name_of, plan_of
 from txl.runtime.clock import Clock
+from txl.settings.layers import Asked
 from txl.training.loop import Outcome
 
 SMALL = "--n_layer 1 --d_model 16 --n_head 2 --d_head 8 --d_inner 16 --batch_size 2 --tgt_len 8 --mem_len 8"
@@ -51,46 +52,39 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("folder")
 def test_words_between_spaces_are_read_as_subwords_and_others_as_characters() -> None:
-    words = planned(lines_of(500, 9)).words
-    assert (value_of(words, "dataset"), value_of(words, "vocab_size")) == ("bpe", "512")
-    words = planned("\u6771\u4eac\u90fd\u306f\u5927\u304d\u3044\u3002\n" * 500).words
-    assert value_of(words, "dataset") == "characters"
-    assert "--vocab_size" not in words
+    asked = planned(lines_of(500, 9)).asked
+    assert (asked["dataset"], asked["vocab_size"]) == ("bpe", 512)
+    asked = planned("\u6771\u4eac\u90fd\u306f\u5927\u304d\u3044\u3002\n" * 500).asked
+    assert asked["dataset"] == "characters"
+    assert "vocab_size" not in asked
 
 
 @pytest.mark.usefixtures("folder")
 def test_what_is_typed_wins_over_what_is_chosen() -> None:
-    words = planned(
-        lines_of(500, 9), dataset="characters", dropout=0.5, held_out=0.1, work_dir="runs/x"
-    ).words
-    found = {name: value_of(words, name) for name in ("dataset", "dropout", "held_out", "work_dir")}
-    assert found == {
-        "dataset": "characters",
-        "dropout": "0.5",
-        "held_out": "0.1",
-        "work_dir": "runs/x",
-    }
-    assert "--vocab_size" not in words
+    typed = {"dataset": "characters", "dropout": 0.5, "held_out": 0.1, "work_dir": "runs/x"}
+    asked = planned(lines_of(500, 9), **typed).asked
+    assert {name: asked[name] for name in typed} == typed
+    assert "vocab_size" not in asked
 
 
 @pytest.mark.usefixtures("folder")
 def test_streams_may_be_given_per_process() -> None:
     plan = planned(lines_of(500, 9), dataset="characters", local_batch_size=8)
-    assert value_of(plan.words, "batch_size") == "8"
-    assert int(value_of(plan.words, "max_step")) == 553, "half of the 16 of the preset"
+    assert plan.asked["batch_size"] == 8
+    assert plan.asked["max_step"] == 553, "half of the 16 of the preset"
 
 
 @pytest.mark.parametrize(("status", "reason"), [(0, "stopped by --max_hours"), (1, None)])
 def test_a_training_that_does_not_reach_its_end_is_not_judged(
     status: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ending(words: list[str], clock: Clock, after_s: Any, at_end: Any) -> int:
+    def ending(asked: Asked, clock: Clock, after_s: Any, at_end: Any) -> int:
         at_end(Outcome(1.0, 9.0, status, reason))
         return status
 
-    monkeypatch.setattr(try_text, "train", ending)
-    plan = Plan(["--work_dir", "runs/none", "--minutes", "1"], 9, 9)
-    assert try_text.trained_and_read(plan, Clock(), {}) == (status, None)
+    monkeypatch.setattr(trial_module, "train", ending)
+    plan = Plan({"work_dir": "runs/none", "minutes": 1.0}, 9, 9)
+    assert trial_module.trained_and_read(plan, Clock(), {}) == (status, None)
 
 
 @pytest.mark.usefixtures("folder")
@@ -108,8 +102,8 @@ def test_no_trial_is_overwritten() -> None:
 @pytest.mark.usefixtures("folder")
 def test_a_small_text_is_not_read_more_often_than_helps_and_gives_a_larger_share() -> None:
     plan = planned(lines_of(500, 9), dataset="characters")
-    assert value_of(plan.words, "held_out") == "0.15"
-    assert int(value_of(plan.words, "max_step")) == 276, "30 readings in updates of 1,024 tokens"
+    assert plan.asked["held_out"] == 0.15
+    assert plan.asked["max_step"] == 276, "30 readings in updates of 1,024 tokens"
     assert plan.after_s(2.0) == pytest.approx((17 + 5) * 2.0 * plan.n_test / plan.n_valid)
 
 
@@ -152,11 +146,11 @@ def test_longer_memories_are_read_while_there_is_time() -> None:
 def test_the_second_model_has_the_same_flags_but_for_its_memory() -> None:
     plan = planned(lines_of(500, 9), dataset="characters")
     other = plan.against("none", 500)
-    assert other.words[: len(plan.words)] == plan.words
-    assert (value_of(other.words, "memory"), value_of(other.words, "mem_len")) == ("none", "0")
+    changed = {"memory": "none", "mem_len": 0, "draw_mem_len": 0, "work_dir": str(other.run)}
+    assert other.asked == plan.asked | changed
     assert str(other.run) == "runs/try-mine-against-none"
     assert other.n_to_read(1e9) == 500, "as many tokens as were read with the first model"
-    assert value_of(plan.against("compressive", 500).words, "mem_len") == "128"
+    assert plan.against("compressive", 500).asked["mem_len"] == 128
     assert other.is_other
     assert not plan.is_other
 
@@ -262,7 +256,7 @@ def test_two_models_are_compared_where_the_text_is_long_enough_for_an_interval()
     found = {}
     for reset in ("document", "never"):
         mine, theirs = trial(1.0, 64, reset=reset), trial(1.1, 0, reset=reset)
-        found[reset] = try_text.compared(mine, theirs, "none")
+        found[reset] = trial_module.compared(mine, theirs, "none")
     assert re.search(r"\): 9\.\d % lower perplexity a token \(\d", found["document"]["sentence"])
     assert set(found["document"]["share"]) == {"cut", "aside"}
     assert found["never"]["sentence"].endswith(
@@ -277,7 +271,7 @@ def test_two_models_are_compared_where_the_text_is_long_enough_for_an_interval()
 def test_the_page_is_of_as_many_tokens_as_were_read(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(try_text, "MOST_TOKENS", 100)
+    monkeypatch.setattr(trial_module, "MOST_TOKENS", 100)
     Path("mine.txt").write_text(lines_of(200, 9))
     here(f"try mine.txt --dataset characters {SMALL} --eval_tgt_len 8 --minutes 1e-9")
     report = json.loads(Path("runs/try-mine/report.json").read_text())

@@ -21,7 +21,6 @@ from tests.convert.conftest import HF, WORDS, write_words
 from tests.golden.test_model import Golden
 from txl.attention_rules import ATTENTION_RULES
 from txl.checkpoint import open_checkpoint
-from txl.commands.settings import Shape, new_settings
 from txl.config import Context, ModelConfig, UsageError, as_dict
 from txl.convert import convert, from_kimiyoung, to_kimiyoung
 from txl.convert.huggingface import (
@@ -33,17 +32,16 @@ from txl.convert.huggingface import (
     to_huggingface,
 )
 from txl.convert.kimiyoung import arguments_for_kimiyoung, require_exportable
-from txl.data_utils.bytes import ALL_BYTES, Symbols
-from txl.data_utils.characters import Characters
 from txl.data_utils.free_text import decoder, encode_text
 from txl.data_utils.lm1b import SentenceVocab
 from txl.data_utils.subwords import Subwords
-from txl.data_utils.words import LowerVocab, Vocab
+from txl.data_utils.tokens import ALL_BYTES, Characters, LowerVocab, Symbols, Vocab
 from txl.files import require_writable, write_whole
 from txl.language.export import training_command, write_huggingface, write_original
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
 from txl.positions import POSITION_ENCODINGS
+from txl.runs.resolve import Shape, new_settings
 from txl.runtime.distributed import Ranks
 
 TEXT = "bab ded bab ded ded bab\n"

@@ -20,7 +20,7 @@ from txl.convert import convert, from_huggingface, from_kimiyoung, to_kimiyoung
 from txl.convert.huggingface import configs_of, read_huggingface
 from txl.convert.kimiyoung import arguments_for_kimiyoung
 from txl.convert.tensor_files import tensors_of, weights_file
-from txl.data_utils.words import Vocab
+from txl.data_utils.tokens import Vocab
 from txl.evaluation.conventions import ZeroMemory
 from txl.language.export import write_original
 from txl.language.model import LanguageModel

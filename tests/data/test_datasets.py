@@ -5,19 +5,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from txl.cli.flags import read_flags
 from txl.config import UsageError
+from txl.data_utils.config import DATA_SETS, DataSet, tokenizer_of
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.datasets import DATA_SETS, DataSet, tokenizer_of
-from txl.data_utils.documents import Piece
-from txl.data_utils.texts import Tagged, Texts
-from txl.data_utils.tokenizer import EOS, UNK
-from txl.data_utils.words import Vocab, WordNumbers
+from txl.data_utils.documents import Document
+from txl.data_utils.texts import Texts
+from txl.data_utils.tokens import EOS, UNK, Vocab
+from txl.settings.flags import read_flags
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,13 +31,13 @@ class Table(Texts):
     def together(self, splits: Sequence[str]) -> Sequence[str]:
         return ("train", "valid")
 
-    def pieces(self, splits: Sequence[str]) -> Iterator[Tagged]:
+    def documents(self, splits: Sequence[str]) -> Iterator[Document]:
         with self.files("")[0].open(newline="") as file:
             for row in csv.DictReader(file):
-                yield Tagged(row["split"], Piece(f"{row['text']}\n".encode(), ends=True))
+                yield Document(f"{row['text']}\n".encode(), split=row["split"])
 
 
-TABLE = DataSet(Table, Vocab, ("train",), partial(WordNumbers, Vocab), special=(EOS, UNK))
+TABLE = DataSet(Table, Vocab, ("train",), special=(EOS, UNK))
 
 
 def test_a_data_set_from_elsewhere_is_read_and_its_vocabulary_kept(
@@ -74,7 +72,7 @@ def test_only_the_data_set_that_is_read_is_imported() -> None:
     code = (
         "import json, sys\n"
         "from txl.data_utils.corpus import Corpus\n"
-        "from txl.data_utils.datasets import DATA_SETS\n"
+        "from txl.data_utils.config import DATA_SETS\n"
         "DATA_SETS['text']\n"
         "print(json.dumps(sorted(sys.modules)))"
     )
@@ -82,7 +80,7 @@ def test_only_the_data_set_that_is_read_is_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     )
     modules = json.loads(done.stdout)
-    assert "txl.data_utils.words" in modules
+    assert "txl.data_utils.tokens" in modules
     assert {
         "torch",
         "txl.data_utils.lm1b",

@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import hashlib
 import json
 import lzma
 import sys
@@ -15,13 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl.data_utils import documents as documents_module
 from txl.data_utils import formats
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.documents import Piece, documents_of, pieces_in, rule_of, signs_of
-from txl.data_utils.raw_text import DataError
-from txl.data_utils.store import name_of
-from txl.data_utils.texts import Tagged, batches
+from txl.data_utils.documents import documents_in, documents_of, rule_of, signs_of
+from txl.data_utils.errors import DataError
 
 try:
     from backports import zstd as zstd_library
@@ -102,28 +98,6 @@ def test_a_file_of_every_kind_gives_its_documents(tmp_path: Path, name: str) -> 
     assert sum(word != "<eos>" for split in words for word in split) == len("".join(TEXTS).split())
 
 
-def test_files_are_named_by_folder_list_or_glob(tmp_path: Path) -> None:
-    for i in range(3):
-        (tmp_path / f"{i}.txt").write_text("\n".join(TEXTS[20 * i : 20 * i + 20]))
-    (tmp_path / "notes.pdf").write_bytes(b"\0")
-    for names in ([tmp_path], sorted(tmp_path.glob("*.txt")), [tmp_path / "*.txt"]):
-        assert len(documents(open_any(*names))) == 60
-
-
-def test_neither_shards_nor_their_order_decide_where_a_document_goes(tmp_path: Path) -> None:
-    for name, texts in {"one": [TEXTS], "two": [TEXTS[30:], TEXTS[:30]]}.items():
-        (tmp_path / name).mkdir()
-        for i, part in enumerate(texts):
-            (tmp_path / name / f"{i}.txt").write_text("\n".join(part) + "\n")
-    one, two = (open_any(tmp_path / name, **HASHED) for name in ("one", "two"))
-    for split in ("train", "valid", "test"):
-        assert sorted(documents(one, split)) == sorted(documents(two, split))
-    assert documents(open_any(tmp_path / "one", split_seed=1, **HASHED), "valid") != documents(
-        one, "valid"
-    )
-    assert "valid and test: 0.1 each, seed 0, documents from all over" in one.note
-
-
 def test_a_text_of_few_documents_has_all_splits_and_one_of_fewer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("\n".join(TEXTS[:4]))
     corpus = open_any(tmp_path, held_out=0.001)
@@ -150,7 +124,7 @@ def test_the_rule_is_found_and_documents_make_up_the_text(
     path = tmp_path / "my.txt"
     path.write_text(text)
     assert rule_of([path], lambda path: signs_of(path, ""))[0] == rule
-    found = [piece.content.decode() for piece in pieces_in(path, rule, "")]
+    found = [one.text.decode() for one in documents_in(path, rule, "")]
     assert "".join(found) == text
     assert len(found) == n
 
@@ -162,7 +136,7 @@ def test_the_documents_of_a_text_in_memory_are_those_of_its_file(
     found, by = documents_of(text, "auto")
     assert ("".join(found), by) == (text, rule)
     (tmp_path / "a.txt").write_text(text)
-    pieces = [piece.content.decode() for piece in pieces_in(tmp_path / "a.txt", rule, "")]
+    pieces = [one.text.decode() for one in documents_in(tmp_path / "a.txt", rule, "")]
     assert [one if one.endswith("\n") else f"{one}\n" for one in found] == pieces
     assert documents_of(text, "file") == ([text], "file")
 
@@ -193,19 +167,10 @@ def test_rows_without_text_are_counted_in_a_note(
 ) -> None:
     path = tmp_path / name
     path.write_text(content)
-    assert list(formats.rows_of(path, "text", task="")) == [b"one\n", b"two\n"]
+    assert list(formats.rows_of(path, "text", "")) == [b"one\n", b"two\n"]
     assert caplog.messages == [
         f"{path}: 2 of 4 rows hold no text in 'text' (null, or empty) and are left out"
     ]
-
-
-def test_a_changed_source_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    FILES["my.jsonl"](tmp_path / "my.jsonl")
-    before = open_any(tmp_path)
-    assert open_any(tmp_path).note == before.note
-    assert caplog.text == ""
-    (tmp_path / "my.jsonl").write_bytes(jsonl().replace(b"number", b"No"))
-    assert "No" in open_any(tmp_path).vocab
 
 
 ZSTD = zstd("".join(f"{i * i}\n" for i in range(9999)).encode())
@@ -344,20 +309,6 @@ def test_an_empty_shard_is_left_out_with_a_notice(
     assert f"{name}: is empty, left out" in caplog.text
 
 
-def test_an_empty_table_is_left_out_with_a_notice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "0.csv").write_bytes(b"")
-    (tmp_path / "1.csv").write_text("text\n" + "a b\n" * 100)
-    corpus = open_any(tmp_path)
-    assert corpus.note.startswith("documents by row (1.csv has rows)")
-    assert "0.csv: is empty, left out" in caplog.text
-    assert len(corpus.document_starts("train")) > 1
-    (tmp_path / "0.csv").unlink()
-    (tmp_path / "0.csv.gz").write_bytes(gzip.compress(b""))
-    assert open_any(tmp_path).note.startswith("documents by row (")
-
-
 def test_mixed_line_ends_and_a_byte_order_mark_are_no_words(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_bytes(b"\xef\xbb\xbfa b\r\n\r\nc\rd\n\n" + blank())
     assert not {"\ufeffa", "b\r", "c\rd"} & set(open_any(tmp_path).vocab.words)
@@ -414,20 +365,6 @@ def test_white_space_around_a_document_does_not_decide_where_it_goes(tmp_path: P
     assert not found["train"] & found["valid"]
 
 
-def test_documents_go_where_they_went_before(tmp_path: Path) -> None:
-    """As version 0.2 dealt them, by the hash of their bytes."""
-    (tmp_path / "my.txt").write_text("\n".join(TEXTS) + "\n")
-    places = [
-        hashlib.blake2b(f"{text}\n".encode(), digest_size=8, key=b"0").digest() for text in TEXTS
-    ]
-    expected = [int(int.from_bytes(place) / 2**64 / 0.1) for place in places]
-    corpus = open_any(tmp_path, **HASHED)
-    for i, split in enumerate(("valid", "test")):
-        assert documents(corpus, split) == [
-            t.strip() for t, to in zip(TEXTS, expected, strict=True) if to == i
-        ]
-
-
 def test_the_rule_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(TEXTS[:9]))  # without blank lines
     (tmp_path / "b.txt").write_bytes(blank())
@@ -471,113 +408,14 @@ def test_a_missing_valid_split_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_lines_end_alike_however_they_are_written(tmp_path: Path, line_end: str) -> None:
+def test_lines_end_alike_however_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line_end: str
+) -> None:
+    """Also where two blocks share a line end of two bytes."""
+    monkeypatch.setattr(formats, "_BLOCK", 7)
     (tmp_path / "my.txt").write_bytes("\n".join(TEXTS).replace("\n", line_end).encode())
     for rule, n in {"blank": 60, "row": 179}.items():
         assert len(documents(open_any(tmp_path, documents=rule))) == n
-
-
-@pytest.mark.parametrize("dataset", ["text", "characters", "bpe"])
-def test_line_ends_of_one_split_alone_change_nothing(tmp_path: Path, dataset: str) -> None:
-    pytest.importorskip("tokenizers" if dataset == "bpe" else "json")
-    size = {"vocab_size": 300} if dataset == "bpe" else {}
-    for end in ("\n", "\r\n", "\r"):
-        (tmp_path / end.encode().hex()).mkdir()
-        for name, line_end in {"train": "\n", "valid": end, "test": end}.items():
-            text = "".join(TEXTS).replace("\n", line_end)
-            (tmp_path / end.encode().hex() / f"{name}.txt").write_bytes(text.encode())
-    unix, *others = (
-        open_any(folder, dataset=dataset, **size) for folder in sorted(tmp_path.iterdir())
-    )
-    for corpus in others:
-        assert corpus.vocab.words == unix.vocab.words
-        assert "\r" not in corpus.vocab.words
-        for split in ("train", "valid"):
-            assert corpus.split(split).tolist() == unix.split(split).tolist()
-            sizes = [(name, of.tolist()) for name, of in corpus.sizes(split).items()]
-            assert sizes == [(name, of.tolist()) for name, of in unix.sizes(split).items()]
-        assert corpus.fingerprint("valid") != unix.fingerprint("valid")  # the file is another
-
-
-def test_line_ends_in_strings_and_bytes_stay(tmp_path: Path) -> None:
-    text = "a b\r\nc\rd\n"
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    corpus = open_any(tmp_path, dataset="characters")
-    assert "".join(corpus.vocab.words[i] for i in corpus.split("valid")) == text
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    for split in ("train", "valid", "test"):
-        (plain / f"{split}.txt").write_bytes(text.encode())
-    assert bytes(open_any(plain, dataset="bytes").split("valid").astype("u1")) == text.encode()
-    assert bytes(joined(open_any(plain, dataset="text"))) == b"a b\nc\nd\n"
-
-
-def joined(corpus: Corpus) -> bytes:
-    return b"".join(corpus.documents("valid"))
-
-
-def test_stores_and_fingerprints_of_texts_with_one_line_end_are_those_of_before(
-    tmp_path: Path,
-) -> None:
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.txt").write_text("a b\nc d\n\n")
-    corpus = open_any(tmp_path, documents="blank")
-    corpus.split("valid")
-    assert corpus.fingerprint("valid") == hashlib.sha256(b"a b\nc d\n\n").hexdigest()
-    digest = name_of(
-        "text-valid", [[[corpus.fingerprint("valid")], STORED], corpus.vocab.fingerprint()]
-    )
-    assert (tmp_path / "txl-cache" / digest).is_dir()
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.txt").write_bytes(b"a b\nc d\r\n\n")
-    returns = open_any(tmp_path, documents="blank")
-    returns.split("valid")
-    digest = hashlib.sha256(b"a b\nc d\r\n\n").hexdigest()
-    assert returns.fingerprint("valid") != digest  # was read otherwise
-    old = name_of("text-valid", [[[digest], STORED], returns.vocab.fingerprint()])
-    assert not (tmp_path / "txl-cache" / old).is_dir()
-
-
-STORED = ["blank", "text", 0, [[".txt"]]]
-"""What the name of a store is made of besides its text and vocabulary."""
-LONG = "long words and more " * 40
-
-
-@pytest.mark.parametrize("dataset", ["text", "characters", "bytes", "bpe"])
-def test_many_pieces_are_one_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str
-) -> None:
-    """Also of one line, and while its hash decides where it goes."""
-    pytest.importorskip("tokenizers" if dataset == "bpe" else "json")
-    small = (formats, "LONGEST", 64), (documents_module, "LONGEST", 64), (formats, "_BLOCK", 50)
-    for module, name, n_byte in (*small, (documents_module, "_IN_MEMORY", 99)):
-        monkeypatch.setattr(module, name, n_byte)
-    texts = [f"{i} {LONG}\u00e4\u6771\n" for i in range(12)]
-    (tmp_path / "my.txt").write_text("".join(texts))
-    size = {"vocab_size": 300} if dataset == "bpe" else {}
-    corpus = open_any(tmp_path, dataset=dataset, documents="row", **size, **HASHED)
-    assert sorted(documents(corpus)) == sorted(text.strip() for text in texts)
-    for split in ("train", "valid", "test"):
-        assert len(corpus.document_starts(split)) == len(documents(corpus, split))
-    known = "".join(map(corpus.vocab.decoder(), corpus.split("train").tolist()))
-    assert known == "".join(f"{text}\n" for text in documents(corpus, "train"))
-
-
-def test_one_long_line_is_tokenised_in_batches_as_short_as_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its pieces end before a space; a batch ends there too, and no word is cut."""
-    monkeypatch.setattr(formats, "LONGEST", 64)
-    line = b"some words " * 200 + b"\n"
-    pieces = [Piece(part, ends=part.endswith(b"\n")) for part in formats.parts_of(line)]
-    tagged = (Tagged("train", piece) for piece in pieces)
-    found = [
-        batch.content for batch in batches(tagged, n_byte=128, cuts_words=False, by_file=False)
-    ]
-    assert b"".join(found) == line
-    assert max(map(len, found)) <= 128 + 64
-    assert [word for content in found for word in content.split()] == line.split()
 
 
 TABLE = 'id;text\n1;"a ""quoted"" one; of two\nlines"\n2;\n' + "".join(
@@ -628,11 +466,6 @@ def test_tables_beside_texts_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_text(TABLE)
     (tmp_path / "my.txt").write_bytes(blank())
     assert documents(open_any(tmp_path)) == [text.strip() for text in TEXTS]
-
-
-def test_stores_of_a_table_are_others_than_those_of_its_lines(tmp_path: Path) -> None:
-    (tmp_path / "my.csv").write_text(TABLE)
-    assert "rows of tables" in open_any(tmp_path / "my.csv").texts.settings("train")
 
 
 @pytest.mark.parametrize("indent", [None, 1])

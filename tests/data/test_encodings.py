@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.encodings import looks_like
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.errors import DataError, looks_like
 
 CHINESE = (
     "\u6211\u4eec\u6628\u5929\u53bb\u4e86\u57ce\u5916\u7684\u5c71\u4e0a\uff0c\u770b\u89c1"

@@ -1,6 +1,5 @@
 """Text held out by its end: whole last documents, ends of long ones, whole files of many; by bytes."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.documents import Piece
-from txl.data_utils.held_out import Extent, HeldOut, extent_of, place_to_cut
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.documents import Document, Extent, HeldOut, place_to_cut
+from txl.data_utils.errors import DataError
 from txl.language.texts import data_settings
 
 SPLITS = ("train", "valid", "test")
@@ -41,62 +39,6 @@ def test_the_end_of_a_file_is_held_out_in_order_in_whole_paragraphs(tmp_path: Pa
         "valid and test: the end of the text, 10 % each, so that memory sees what stands before"
         in corpus.note
     )
-
-
-def test_the_last_documents_of_each_file_are_held_out_where_documents_are_rows(
-    tmp_path: Path,
-) -> None:
-    for name in "ab":
-        rows = [json.dumps({"text": f"{name} {text}"}) + "\n" for text in PARAGRAPHS[:100]]
-        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-    corpus = opened(tmp_path, held_out=0.05)
-    for name in "ab":
-        found = {
-            split: [
-                document.decode()
-                for document in corpus.documents(split)
-                if document.startswith(name.encode())
-            ]
-            for split in SPLITS
-        }
-        assert found["train"] + found["valid"] + found["test"] == [
-            f"{name} {text}" for text in PARAGRAPHS[:100]
-        ]
-        assert 3 <= len(found["valid"]) <= 8
-        assert 3 <= len(found["test"]) <= 8
-    assert "the end of each file, 5 % each" in corpus.note
-
-
-def test_a_document_that_is_longer_than_a_split_is_cut_at_a_line_end(tmp_path: Path) -> None:
-    lines = [f"line {i} of one long document\n" for i in range(4000)]
-    (tmp_path / "my.txt").write_text("".join(lines))
-    corpus = opened(tmp_path, documents="file")
-    parts = [text_of(corpus, split) for split in SPLITS]
-    assert "".join(parts) == "".join(lines)
-    assert all(part.startswith("line ") for part in parts)
-    assert [len(part) / len("".join(lines)) for part in parts] == pytest.approx(
-        [0.96, 0.02, 0.02], abs=0.001
-    )
-    assert [len(corpus.document_starts(split)) for split in SPLITS] == [1, 1, 1]
-
-
-def test_whole_files_of_many_are_held_out_from_all_over(tmp_path: Path) -> None:
-    for i in range(60):
-        (tmp_path / f"{i:02d}.txt").write_text(f"file {i} " * (200 + 7 * (i % 10)) + "\n")
-    corpus = opened(tmp_path, held_out=0.1)
-    held = {
-        split: [document.split()[1] for document in corpus.documents(split)] for split in SPLITS
-    }
-    assert sorted(number for numbers in held.values() for number in numbers) == sorted(
-        str(i).encode() for i in range(60)
-    )
-    size = sum(len(text_of(corpus, split)) for split in SPLITS)
-    for split in ("valid", "test"):
-        assert 0.05 < len(text_of(corpus, split)) / size < 0.13
-        numbers = sorted(map(int, held[split]))
-        assert numbers[0] < 20
-        assert numbers[-1] >= 40
-    assert "whole files, 10 % each" in corpus.note
 
 
 def test_of_many_files_that_are_one_large_and_small_ones_each_gives_its_end() -> None:
@@ -133,27 +75,6 @@ def test_a_text_of_one_line_is_cut_before_spaces(tmp_path: Path, line_end: str) 
     assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
 
 
-def test_a_split_that_a_file_names_is_not_held_out(tmp_path: Path) -> None:
-    (tmp_path / "my.txt").write_text("".join(PARAGRAPHS))
-    (tmp_path / "test.txt").write_text("the test\n")
-    corpus = opened(tmp_path, held_out=0.1)
-    assert text_of(corpus, "test") == "the test\n"
-    assert text_of(corpus, "train") + text_of(corpus, "valid") == "".join(PARAGRAPHS)
-    assert len(text_of(corpus, "valid")) / len("".join(PARAGRAPHS)) == pytest.approx(0.1, abs=0.01)
-
-
-def test_the_text_before_what_is_held_out_is_another_with_each_way(tmp_path: Path) -> None:
-    (tmp_path / "my.txt").write_text("".join(PARAGRAPHS))
-    by_end = opened(tmp_path)
-    by_hash = opened(tmp_path, held_out_by="document")
-    assert text_of(by_end, "valid") != text_of(by_hash, "valid")
-    assert by_end.fingerprint("valid") != by_hash.fingerprint("valid")
-    assert (
-        "documents from all over, so that memory sees nothing related beyond a document"
-        in by_hash.note
-    )
-
-
 def test_a_record_without_the_flag_means_the_hash(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("".join(PARAGRAPHS))
     record = {"data": {"data": str(tmp_path), "dataset": "characters"}}
@@ -161,14 +82,6 @@ def test_a_record_without_the_flag_means_the_hash(tmp_path: Path) -> None:
     record["data"]["held_out_by"] = "end"
     assert data_settings(record, Path("run"), ())["held_out_by"] == "end"
     assert DataConfig(data=str(tmp_path)).held_out_by == "end"
-
-
-def test_stores_made_by_the_hash_keep_their_names(tmp_path: Path) -> None:
-    """What they are made from is what it was before there was another way."""
-    (tmp_path / "my.txt").write_text("".join(PARAGRAPHS))
-    texts = opened(tmp_path, held_out_by="document").texts
-    assert texts.settings("valid") == ["blank", "text", 0, [[".txt"]], 0.02, ["valid", "test"]]
-    assert opened(tmp_path).texts.settings("valid") != texts.settings("valid")
 
 
 def test_a_long_line_without_spaces_is_cut_between_characters() -> None:
@@ -194,9 +107,11 @@ def files(draw: st.DrawFn) -> list[list[list[bytes]]]:
     return draw(st.lists(st.lists(document, max_size=12), min_size=1, max_size=25))
 
 
-def pieces_of(documents: list[list[bytes]]) -> list[Piece]:
+def documents_of(documents: list[list[bytes]]) -> list[Document]:
     return [
-        Piece(content, ends=i == len(one)) for one in documents for i, content in enumerate(one, 1)
+        Document(content, ends=i == len(one))
+        for one in documents
+        for i, content in enumerate(one, 1)
     ]
 
 
@@ -205,20 +120,20 @@ def pieces_of(documents: list[list[bytes]]) -> list[Piece]:
 def test_dealing_loses_nothing_and_keeps_the_order(
     texts: list[list[list[bytes]]], share: float, has_rows: bool
 ) -> None:
-    extents = [extent_of(pieces_of(documents)) for documents in texts]
+    extents = [Extent.of(documents_of(documents)) for documents in texts]
     held_out = HeldOut(["valid", "test"], share, extents, has_rows=has_rows)
-    dealing = held_out.text()
+    dealing = held_out
     for number, documents in enumerate(texts):
-        dealt = list(dealing.file(number, pieces_of(documents)))
-        found = b"".join(piece.content for _, piece in dealt)
+        dealt = list(dealing.deal(number, documents_of(documents)))
+        found = b"".join(one.text for one in dealt)
         expected = b"".join(content for one in documents for content in one)
         assert found.replace(b"\n", b"") == expected.replace(b"\n", b"")
-        assert [SPLITS.index(split) for split, _ in dealt] == sorted(
-            SPLITS.index(split) for split, _ in dealt
+        assert [SPLITS.index(one.split) for one in dealt] == sorted(
+            SPLITS.index(one.split) for one in dealt
         )
-        for (split, piece), (following, _) in pairwise(dealt):
-            assert piece.ends or split == following
-        assert not dealt or dealt[-1][1].ends
+        for one, following in pairwise(dealt):
+            assert one.ends or one.split == following.split
+        assert not dealt or dealt[-1].ends
 
 
 @pytest.mark.parametrize("n_file", [1, 3, 19, 200])
@@ -229,12 +144,12 @@ def test_shares_are_right_by_bytes_whatever_the_sizes(n_file: int, size: int) ->
         [[b"w" * int(n) + b"\n"] for n in rng.integers(1, size, rng.integers(200, 400))]
         for _ in range(n_file)
     ]
-    extents = [extent_of(pieces_of(documents)) for documents in texts]
-    dealing = HeldOut(["valid", "test"], 0.05, extents, has_rows=True).text()
+    extents = [Extent.of(documents_of(documents)) for documents in texts]
+    dealing = HeldOut(["valid", "test"], 0.05, extents, has_rows=True)
     sizes = dict.fromkeys(SPLITS, 0)
     for number, documents in enumerate(texts):
-        for split, piece in dealing.file(number, pieces_of(documents)):
-            sizes[split] += len(piece.content)
+        for one in dealing.deal(number, documents_of(documents)):
+            sizes[one.split] += len(one.text)
     n_byte = sum(sizes.values())
     for split in ("valid", "test"):
         assert sizes[split] / n_byte == pytest.approx(0.05, abs=0.005)
@@ -242,14 +157,8 @@ def test_shares_are_right_by_bytes_whatever_the_sizes(n_file: int, size: int) ->
 
 def test_files_that_are_too_short_for_their_shares_make_up_for_each_other() -> None:
     documents = [[b"w" * 80 + b"\n"] for _ in range(12)]
-    extents = [extent_of(pieces_of(documents)) for _ in range(600)]
-    dealing = HeldOut(["valid", "test"], 0.02, extents, has_rows=True).text()
-    dealt = [split for i in range(600) for split, _ in dealing.file(i, pieces_of(documents))]
+    extents = [Extent.of(documents_of(documents)) for _ in range(600)]
+    dealing = HeldOut(["valid", "test"], 0.02, extents, has_rows=True)
+    dealt = [one.split for i in range(600) for one in dealing.deal(i, documents_of(documents))]
     for split in ("valid", "test"):
         assert dealt.count(split) / len(dealt) == pytest.approx(0.02, abs=0.002)
-
-
-def test_an_extent_comes_back_from_its_text() -> None:
-    extent = extent_of(pieces_of([[b"one\n"], [b"two ", b"parts\n"], [b"three\n"], [b"four\n"]]))
-    assert extent == Extent(25, (4, 14, 20))
-    assert Extent.from_text(extent.to_text()) == extent

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import LIMIT_S
-from txl.data_utils import processes, subwords
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.errors import DataError
 from txl.data_utils.pretrained import Pretrained
-from txl.data_utils.raw_text import DataError
 from txl.data_utils.subwords import Subwords
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -30,52 +28,53 @@ def written(folder: Path, text: str, **parts: object) -> DataConfig:
     return DataConfig(data=str(folder), dataset="bpe", tokenizer=str(folder / "tokenizer.json"))
 
 
+def split(regex: str) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
 def multiplying(times: int) -> dict[str, object]:
     one = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 64}
     return {"type": "Sequence", "normalizers": [one] * times}
 
 
-def test_a_rule_that_multiplies_the_text_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the memory is full: at so many tokens a byte, or where the process may not grow."""
-    monkeypatch.setattr(processes, "MEMORY", 1 << 28)
-    monkeypatch.setattr(subwords, "_SECONDS", 10**6)  # however slow the machine is, memory ends it
-    for times in (2, 8):
-        config = written(tmp_path, "a" * 100 + "\n", normalizer=multiplying(times))
-        with pytest.raises(
-            DataError, match=r"^tokenizer\.json: (makes \d+ tokens of|takes more than 256 MiB)"
-        ):
-            Corpus(config).split("train")
+HOSTILE: dict[str, tuple[str, dict[str, object], str]] = {
+    "rules that multiply a text": (
+        "a" * 100 + "\n",
+        {"normalizer": multiplying(2)},
+        r"makes \d+ tokens of \d+ bytes",
+    ),
+    "a pattern that explodes": (
+        "a" * 5000 + "\n",
+        {"pre_tokenizer": split("(a|aa)+[^a\\n]")},
+        ".*retry-limit-in-match over",
+    ),
+    "ids without end": (
+        "x\n",
+        {"model": {"type": "BPE", "vocab": {"x": 2**32 - 1}, "merges": []}, "added_tokens": []},
+        "its 1 tokens have ids up to 4294967295",
+    ),
+}
 
 
-def test_a_pattern_that_explodes_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_tokenizer_asks_for_is_bounded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
-    monkeypatch.setattr(subwords, "_SECONDS", 1)
-    pattern = {
-        "type": "Split",
-        "pattern": {"Regex": "(a|aa)+[^a\\n]"},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    config = written(tmp_path, "a" * 5000 + "\n", pre_tokenizer=pattern)
-    with pytest.raises(
-        DataError, match=r"^tokenizer\.json: .*; give another, or another text$"
-    ) as refused:
+    text, parts, why = HOSTILE[name]
+    config = written(tmp_path, text, **parts)
+    capfd.readouterr()
+    with pytest.raises(DataError, match=rf"tokenizer\.json: {why}; give a") as refused:
         Corpus(config).split("train")
     assert "\n" not in str(refused.value)
+    assert capfd.readouterr().err == ""
 
 
-def test_each_process_asks_a_process_of_its_own_and_it_ends_with_its_owner() -> None:
-    asked = processes.Apart(lambda: [3, 1, 2], "a list")
-    assert asked.call("index", 1, seconds=LIMIT_S) == 1
-    first = asked._pid
-    asked._owner = 0  # as in a fork of this process
-    assert asked.call("count", 3, seconds=LIMIT_S) == 1
-    assert asked._pid != first
-    with pytest.raises(ValueError, match="is not in list"):
-        asked.call("index", 9, seconds=LIMIT_S)
+def test_a_tokenizer_whose_text_does_not_end_is_refused(tmp_path: Path) -> None:
+    one = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 1000}
+    config = written(tmp_path, "e\n", decoder={"type": "Sequence", "decoders": [one, one]})
+    tokenizer = Subwords.read(Path(config.tokenizer or ""))
+    with pytest.raises(DataError, match=r"tokenizer\.json: makes 1000000 characters of 1 tokens"):
+        tokenizer.text_of([tokenizer.index["e"]])
 
 
 def test_a_file_that_is_too_large_is_refused_by_its_size(
@@ -85,7 +84,7 @@ def test_a_file_that_is_too_large_is_refused_by_its_size(
     path = tmp_path / "tokenizer.json"
     with path.open("wb") as file:
         file.truncate(109_000_000)
-    monkeypatch.setattr(subwords, "encoder_of", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(Subwords, "_names", lambda _: pytest.fail("read"))
     for read in (lambda: Subwords.read(path), lambda: Pretrained.of_folder(tmp_path, 9)):
         with pytest.raises(DataError, match=r"tokenizer\.json: is larger than 64 MiB"):
             read()

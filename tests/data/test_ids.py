@@ -7,7 +7,7 @@ import pytest
 
 from txl.config import UsageError
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.errors import DataError
 from txl.language.texts import data_settings
 
 FEW = np.random.default_rng(0).integers(0, 65, 900)
@@ -54,7 +54,7 @@ def test_an_index_beside_ids_names_who_wrote_them(tmp_path: Path) -> None:
 def test_an_array_of_numpy_that_is_called_bin_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "train.npy", FEW)
     (tmp_path / "train.npy").rename(tmp_path / "train.bin")
-    with pytest.raises(DataError, match=r"train\.bin: holds an array of numpy; name it train\.npy"):
+    with pytest.raises(DataError, match=r"train\.bin: holds an array of numpy"):
         Corpus(DataConfig(data=str(tmp_path), dataset="ids"), needed=["train"])
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.data.tokenizer_files import KINDS, TEXT, write_folder
 from txl.data_utils import pretrained
+from txl.data_utils.config import tokenizer_of
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.datasets import tokenizer_of
+from txl.data_utils.errors import DataError
 from txl.data_utils.pretrained import InOnePiece, Pretrained
-from txl.data_utils.raw_text import DataError
-from txl.data_utils.tokenizer import MEASURES
+from txl.data_utils.tokens import MEASURES, Tokens, sizes_of
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -168,25 +168,21 @@ def test_a_long_text_in_parts_has_the_ids_of_the_whole(
     whole = theirs_of(theirs, TEXT)
     monkeypatch.setattr(pretrained, "_WINDOW", 150)
     monkeypatch.setattr(pretrained, "_OVERLAP", 100)
-    piece = InOnePiece(ours.encoder.encode)
+    piece = InOnePiece(ours.encode_window)
     for _ in range(2):  # the second begins anew
         found = []
         for begin in range(0, len(TEXT), step):
             is_last = begin + step >= len(TEXT)
             found += piece.add(TEXT[begin : begin + step], is_last=is_last)
         assert len(found) > 3
-        assert [i for part in found for i in part.ids.tolist()] == whole
-        assert sum(part.n_character for part in found) == len(TEXT)
-        sums = np.concatenate([part.sizes for part in found]).sum(axis=0).tolist()
-        of_whole = InOnePiece(ours.encoder.encode)
-        monkeypatch.setattr(pretrained, "_WINDOW", 10**6)
-        (one,) = of_whole.add(TEXT, is_last=True)
-        monkeypatch.setattr(pretrained, "_WINDOW", 150)
-        assert sums == one.sizes.sum(axis=0).tolist()
-    ids, ends = ours.encode(TEXT)
+        assert [i for _, tokens in found for i in tokens.ids.tolist()] == whole
+        assert "".join(text for text, _ in found) == TEXT
+        sums = sum(sizes_of(text, tokens.ends).sum(axis=0) for text, tokens in found)
+        assert sums.tolist() == sizes_of(TEXT, np.array([len(TEXT)])).sum(axis=0).tolist()
+    ids, ends, _ = ours.encode(TEXT)
     assert ids.tolist() == whole
     assert ends[-1] == len(TEXT)
-    assert ends.tolist() == np.cumsum(np.diff(ends, prepend=0)).tolist()
+    assert (np.diff(ends) >= 0).all()
 
 
 def test_a_text_whose_parts_have_other_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,10 +190,9 @@ def test_a_text_whose_parts_have_other_tokens_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(pretrained, "_WINDOW", 10)
     monkeypatch.setattr(pretrained, "_OVERLAP", 5)
 
-    def pairs(texts: Any, with_ends: bool) -> Any:
-        (text,) = texts
+    def pairs(text: str) -> Tokens:
         ends = np.array([*range(2, len(text), 2), len(text)])
-        return [pretrained.Encoded(ends.astype(np.uint32), ends)]
+        return Tokens(ends.astype(np.uint32), ends)
 
     piece = InOnePiece(pairs)
     with pytest.raises(DataError, match="shorter files"):
@@ -229,31 +224,6 @@ def test_a_file_is_one_text_and_nothing_is_added_or_cut(tmp_path: Path, kind: st
     assert set(MEASURES) < sizes.keys()
     by_heading = corpus(folder, tmp_path, documents="heading")
     assert len(by_heading.document_starts("test")) == 2
-
-
-def test_rows_are_texts_of_their_own(tmp_path: Path) -> None:
-    theirs = write_folder(tmp_path / "model", "smollm")
-    folder = tmp_path / "text"
-    folder.mkdir()
-    rows = ["the first", "\nthe second\n", "third <|im_end|>"]
-    for split in ("train", "valid", "test"):
-        lines = "".join(json.dumps({"text": row}) + "\n" for row in rows)
-        (folder / f"{split}.jsonl").write_text(lines)
-    opened = corpus(folder, tmp_path)
-    each = [theirs_of(theirs, row.rstrip("\n") + "\n") for row in rows]
-    assert opened.split("test").tolist() == [*each[0], *each[1], *each[2]]
-    assert opened.document_starts("test").tolist() == [0, len(each[0]), len(each[0] + each[1])]
-
-
-def test_one_file_is_split_as_others_are(tmp_path: Path) -> None:
-    theirs = write_folder(tmp_path / "model", "qwen")
-    (tmp_path / "book.txt").write_text(TEXT * 20)
-    opened = corpus(tmp_path / "book.txt", tmp_path)
-    text = "".join(
-        opened.vocab.decoded(opened.split(name).tolist()) for name in ("train", "valid", "test")
-    )  # type: ignore[attr-defined]
-    assert text == TEXT * 20
-    assert len(theirs_of(theirs, text)) >= len(opened.split("train"))
 
 
 def test_a_data_set_of_a_model_needs_its_tokenizer(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import fsspec
 import pytest
 
 from txl.config import UsageError
-from txl.data_utils import transfer
+from txl.data_utils import remote
+from txl.data_utils.config import DataConfig
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.datasets import DataConfig
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.errors import DataError
 from txl.language.texts import data_settings
 
 TEXT = {
@@ -52,11 +52,11 @@ def test_what_is_here_is_not_asked_for_again(elsewhere: fsspec.AbstractFileSyste
     config = DataConfig(
         data=("memory://corpus/valid.txt", "memory://corpus/train/*.txt"), dataset="text"
     )
-    here = transfer.with_copies(config)
+    here = remote.with_copies(config)
     assert here.data == ("data/memory/corpus/valid.txt", "data/memory/corpus/train/*.txt")
     assert sorted(p.name for p in Path("data").rglob("*.txt")) == ["a.txt", "valid.txt"]
     elsewhere.pipe("/corpus/valid.txt", b"another")
-    transfer.with_copies(config)
+    remote.with_copies(config)
     assert Path("data/memory/corpus/valid.txt").read_text() == "two\n"
 
 
@@ -80,15 +80,20 @@ def test_what_was_copied_whole_needs_no_network(
         raise OSError("no network")
 
     config = DataConfig(data=name, dataset="text")
-    here, kind = transfer.with_copies(config), type(elsewhere)
+    here, kind = remote.with_copies(config), type(elsewhere)
     with monkeypatch.context() as patched:
         for asks in ("find", "glob", "get_file", "info"):
             patched.setattr(kind, asks, no_network)
-        assert transfer.with_copies(config) == here
-        next(Path("data").rglob("*.txt")).unlink()
+        assert remote.with_copies(config) == here
+        gone, *others = sorted(Path("data").rglob("*.txt"))
+        gone.unlink()
+        for other in others:
+            other.write_text("mine\n")
         with pytest.raises(DataError, match=r"cannot be copied \(no network\)"):
-            transfer.with_copies(config)
-    assert transfer.with_copies(config) == here
+            remote.with_copies(config)
+    assert remote.with_copies(config) == here
+    assert gone.is_file()
+    assert {other.read_text() for other in others} <= {"mine\n"}
 
 
 PLACES = {
@@ -112,13 +117,13 @@ def test_copies_of_earlier_versions_stay_where_they_are(
     """Of the folder of an archive; a wildcard below it finds them there too."""
     monkeypatch.chdir(tmp_path)
     Path("data/tar/text::x.tar").mkdir(parents=True)
-    assert transfer.place_of("tar://text::x.tar") == Path("data/tar/text::x.tar")
-    assert transfer.place_of("tar://text/*/a.txt::x.tar") == Path("data/tar/text::x.tar/*/a.txt")
-    assert transfer.place_of("tar://other::x.tar") == Path("data/tar/x.tar/other")
+    assert remote.place_of("tar://text::x.tar") == Path("data/tar/text::x.tar")
+    assert remote.place_of("tar://text/*/a.txt::x.tar") == Path("data/tar/text::x.tar/*/a.txt")
+    assert remote.place_of("tar://other::x.tar") == Path("data/tar/x.tar/other")
 
 
 def test_the_copy_of_an_address_with_a_query_keeps_the_kind_of_its_file() -> None:
-    assert {name: str(transfer.place_of(name)) for name in PLACES} == PLACES
+    assert {name: str(remote.place_of(name)) for name in PLACES} == PLACES
 
 
 CANNOT = {

@@ -11,19 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl.cli.flags import refuse_idle_flags
+from tests.data.tokenizer_files import write_folder
 from txl.config import UsageError
 from txl.data_utils import formats
-from txl.data_utils.bytes import ALL_BYTES, Symbols
-from txl.data_utils.characters import Characters
+from txl.data_utils.config import tokenizer_of
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.datasets import tokenizer_of
+from txl.data_utils.documents import Document
+from txl.data_utils.errors import DataError
 from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.ids import Integers
-from txl.data_utils.raw_text import DataError
 from txl.data_utils.subwords import Subwords, _without_long_runs
-from txl.data_utils.tokenizer import MEASURES, Batch, RunningTokenizer, sizes_of
-from txl.files import sha256
+from txl.data_utils.tokens import (
+    ALL_BYTES,
+    MEASURES,
+    Characters,
+    RunningTokenizer,
+    Symbols,
+    sizes_of,
+)
+from txl.settings.flags import refuse_idle_flags
 
 TEXT = (
     "Ein sch\u00f6ner Tag, \u6771\u4eac \U0001f600!\nthe word <eos> is a word\n\nthe word the word\r\nthe end\n"
@@ -84,24 +90,6 @@ def test_any_text_comes_back_and_its_tokens_stand_for_all_of_it(
         "bytes": len(text.encode()),
     }
     assert sums == of_text
-
-
-@pytest.mark.parametrize("dataset", KINDS)
-def test_the_ids_of_a_split_are_its_text_and_count_what_words_count(
-    folder: Path, dataset: str
-) -> None:
-    words, corpus = (open_text(folder, kind) for kind in ("text", dataset))
-    as_read = TEXT if dataset == "bytes" else TEXT.replace("\r\n", "\n")
-    assert corpus.vocab.text_of(corpus.split("valid").tolist()) == as_read  # type: ignore[attr-defined]
-    starts = corpus.document_starts("valid")
-    assert len(starts) == 10
-    if dataset == "bpe":  # what ends a document stands before the next
-        assert {corpus.vocab.words[i] for i in corpus.split("valid")[starts[1:] - 1]} == {"<eos>"}
-    expected, sizes = words.sizes("valid"), corpus.sizes("valid")
-    assert all(len(size_N) == len(corpus.split("valid")) for size_N in sizes.values())
-    n_return = len(TEXT) - len(as_read.replace("\r\n", "\n")) if dataset == "bytes" else 0
-    more = {"characters": n_return, "bytes": n_return}
-    assert all(sizes[what].sum() == expected[what].sum() + more.get(what, 0) for what in MEASURES)
 
 
 def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningTokenizer) -> None:
@@ -169,7 +157,7 @@ def test_a_byte_that_the_vocabulary_lacks_is_named() -> None:
     with pytest.raises(
         DataError, match=r"^byte 122 of the text is not in the vocabulary; take it out$"
     ):
-        list(Symbols(["97", "98"]).encode_batches([Batch(b"ab", [2]), Batch(b"abz", [3])]))
+        Symbols(["97", "98"]).encode_batch([Document(b"ab"), Document(b"abz")])
 
 
 def test_bytes_need_not_be_text(tmp_path: Path) -> None:
@@ -255,33 +243,28 @@ def test_special_tokens_that_a_text_names_are_noticed_and_read_as_text(
         "prompt: names special tokens of the tokenizer (1 in all: <s>)"
     )
 
-    path = str(tmp_path / "tokenizer.json")
-    caplog.clear()
-    marked = open_text(tmp_path, "bpe", tokenizer=path, special_tokens=True)
-    ids = marked.split("valid").tolist()
-    files = marked.vocab.files()
-    again = type(marked.vocab).from_files(files.__getitem__)
+
+def test_special_tokens_are_tokens_where_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    theirs = write_folder(tmp_path / "model", "smollm")
+    (folder / "valid.txt").write_text("<|im_end|> the word\n")
+    path = str(tmp_path / "model" / "tokenizer.json")
+    marked = open_text(folder, "bpe", tokenizer=path, special_tokens=True)
+    whole = theirs.encode("<|im_end|> the word\n").ids
+    again = type(marked.vocab).from_files(marked.vocab.files().__getitem__)
     for vocab in (marked.vocab, again):  # the one of a checkpoint
-        whole = theirs.encode(text["valid"]).ids
-        assert vocab.encode(text["valid"]).ids.tolist() == whole
-    assert [i for i in ids if i != marked.vocab.end_id] == whole
-    assert not any("special" in line for line in caplog.messages)
-    assert marked.vocab.fingerprint() != corpus.vocab.fingerprint()
+        assert vocab.encode("<|im_end|> the word\n").ids.tolist() == whole
+    assert marked.split("valid").tolist() == [*whole, marked.vocab.end_id]
     with pytest.raises(DataError, match="--special_tokens: are those of a --tokenizer"):
-        open_text(tmp_path, "bpe", special_tokens=True)
+        open_text(folder, "bpe", special_tokens=True)
 
 
-def test_long_documents_are_encoded_in_pieces(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_texts_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vocab = open_text(folder, "bpe").vocab
-    assert isinstance(vocab, RunningTokenizer)
-    documents = [TEXT.encode(), b"short\n", ("word " * 99).encode(), b"unbroken" * 20]
     monkeypatch.setattr(formats, "LONGEST", 50)
-    for document in documents:
-        (ids,) = (block.ids for block in vocab.encode_batches([Batch(document, [len(document)])]))
-        assert vocab.text_of(ids.tolist()) == document.decode()
-        assert (ids == vocab.end_id).nonzero()[0].tolist() == [len(ids) - 1]
+    for text in (TEXT, "short\n", "word " * 99, "unbroken" * 20):
+        ids, ends, _ = vocab.encode(text)
+        assert vocab.text_of(ids.tolist()) == text  # type: ignore[attr-defined]
+        assert ends[-1] == len(text)
 
 
 def test_a_tokenizer_that_cannot_be_had_is_named(
@@ -358,17 +341,17 @@ BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "negative": (
         {"valid": np.array([3, -1])},
         {"vocab_size": 9},
-        r"valid\.npy: holds the id -1, first at index 1",
+        r"valid\.npy: holds the id -1; ids count from 0",
     ),
     "negative from the first on": (
         {"valid": np.array([-1, 3])},
         {"vocab_size": 9},
-        r"valid\.npy: holds the id -1, first at index 0",
+        r"valid\.npy: holds the id -1; ids count from 0",
     ),
     "-1 as uint32": (
         {"valid": np.array([3, 2**32 - 1], np.uint32)},
         {},
-        r"holds the id 4294967295 \(-1 as an",
+        r"holds the id 4294967295; a vocabulary",
     ),
     "floats": (
         {"valid": np.ones(3)},
@@ -377,7 +360,7 @@ BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "a table": ({"valid": np.ones((3, 2), int)}, {}, r"of shape \(3, 2\)"),
     "empty": ({"valid": np.ones(0, int)}, {}, r"of shape \(0,\)"),
-    "objects": ({"valid": np.array([{}])}, {}, r"valid\.npy: holds Python objects"),
+    "objects": ({"valid": np.array([{}])}, {}, r"valid\.npy: .*holds Python objects"),
     "documents": (
         {"valid.documents": np.array([5, 2])},
         {},
@@ -407,22 +390,6 @@ def test_a_missing_or_cut_stream_is_named(tmp_path: Path) -> None:
     (tmp_path / "valid.npy").unlink()
     with pytest.raises(DataError, match=r"valid\.npy: no such file; --dataset ids needs"):
         open_text(tmp_path, "ids")
-
-
-def test_ids_of_nanogpt_are_read(tmp_path: Path) -> None:
-    np.arange(30).astype(np.uint16).tofile(tmp_path / "train.bin")
-    np.arange(9).astype(np.uint16).tofile(tmp_path / "val.bin")
-    corpus = open_text(tmp_path, "ids")
-    assert len(corpus.vocab) == 30
-    assert corpus.split("valid").tolist() == list(range(9))
-
-
-def test_documents_beside_ids_are_part_of_their_digest(tmp_path: Path) -> None:
-    write_ids(tmp_path)
-    (tmp_path / "valid.documents.npy").unlink(missing_ok=True)
-    assert open_text(tmp_path, "ids").fingerprint("valid") == sha256(tmp_path / "valid.npy")
-    np.save(tmp_path / "valid.documents.npy", np.array([0]))
-    assert open_text(tmp_path, "ids").fingerprint("valid") != sha256(tmp_path / "valid.npy")
 
 
 REFUSED = {

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import sources_of
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.errors import DataError
+from txl.data_utils.sources import sources_of
 
 BY_FOLDER = ["s1/train/x.jsonl", "s1/valid/x.jsonl", "s1/test/x.jsonl"]
 MORE, OTHERS = (
@@ -92,22 +92,6 @@ def test_a_glob_does_not_find_the_cache(tmp_path: Path) -> None:
     assert list((tmp_path / "txl-cache").iterdir())
     assert sorted(sources_of(data).splits) == [tmp_path / "v.txt", tmp_path / "x/c.txt"]
     assert Corpus(corpus.config).note == corpus.note
-
-
-def test_files_of_no_named_split_are_training_text(tmp_path: Path) -> None:
-    for i, names in enumerate((["part-0.jsonl", "part-1.jsonl"], ["extra.jsonl", "train.jsonl"])):
-        write_all(tmp_path / str(i), [*names, "valid.jsonl", "test.jsonl"])
-        corpus = Corpus(DataConfig(data=str(tmp_path / str(i)), dataset="text"))
-        assert [len(documents(corpus, split)) for split in ("train", "valid", "test")] == [
-            100,
-            50,
-            50,
-        ]
-        assert {text.split()[0] for text in documents(corpus, "train")} == set(names)
-        assert (
-            f"; by name: train {tmp_path}/{i}/{names[0]} and 1 more, valid {tmp_path}/{i}/valid.jsonl"
-            in corpus.note
-        )
 
 
 def test_a_named_split_is_evaluated_whole_without_training_text(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from txl.data_utils.errors import DataError
 from txl.data_utils.lm1b import SentenceStream
-from txl.data_utils.raw_text import DataError
 from txl.data_utils.segments import SegmentStream, TrainingSegment, scoring_stream
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.errors import DataError
 from txl.data_utils.free_text import decoder
-from txl.data_utils.raw_text import DataError
-from txl.data_utils.tokenizer import EOS
+from txl.data_utils.tokens import EOS, Vocab
 from txl.data_utils.wikitext import Detokeniser, tokenise
-from txl.data_utils.words import Vocab
 
 WRITTEN = "The city 's \" two @-@ part \" plan of 1 @,@ 234 @.@ 5 m didn 't <unk> , e.g. in the U.S. = = Title = ="
 

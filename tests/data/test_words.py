@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl.data_utils import documents, formats
+from txl.data_utils import formats
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.errors import DataError
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.raw_text import DataError
-from txl.data_utils.tokenizer import UnknownWordError
-from txl.data_utils.words import Vocab
+from txl.data_utils.tokens import UnknownWordError, Vocab
 
 # counts, limits, words after <eos>
 BUILT: dict[str, tuple[dict[str, int], dict[str, Any], str]] = {
@@ -106,8 +105,7 @@ def plain(text: str) -> list[str]:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (documents, formats):
-        monkeypatch.setattr(module, "LONGEST", 64)
+    monkeypatch.setattr(formats, "LONGEST", 64)
     monkeypatch.setattr(formats, "_BLOCK", 50)
     monkeypatch.setattr(Vocab, "batch_bytes", 128)
 

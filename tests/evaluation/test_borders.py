@@ -13,13 +13,13 @@ import torch
 from tests.evaluation.test_eval_path import OneOfMany
 from tests.laws.conftest import ENCODINGS, MEMORY_MODELS, MODELS, SMALL, build, context_of
 from txl import Context, TransformerXL
-from txl.commands import scoring
 from txl.config import UsageError
 from txl.data_utils.segments import late_cuts
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.rows import Row
 from txl.language.model import LanguageModel
 from txl.language.token_losses import losses_by_token
+from txl.runs import scoring
 
 IDS = np.random.default_rng(0).integers(0, 50, 30)
 STARTS = np.array([3, 8, 9, 17])

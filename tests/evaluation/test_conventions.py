@@ -15,15 +15,15 @@ from tests.evaluation.test_eval_path import OneOfMany
 from tests.golden.test_model import Golden
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.commands import scoring
 from txl.convert import from_kimiyoung
-from txl.data_utils.raw_text import DataError
+from txl.data_utils.errors import DataError
 from txl.data_utils.segments import equal_streams
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.score import Score, evaluate
 from txl.model.streams import of_hidden
 from txl.positions.base import rel_shift
+from txl.runs import scoring
 
 IDS = np.random.default_rng(0).integers(0, 50, 157)
 GOLDEN = Path(__file__).parents[1] / "golden" / "huggingface.npz"

@@ -10,12 +10,11 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context
-from txl.commands import eval as eval_command
-from txl.commands import scoring
 from txl.config import ModelConfig
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.score import Score
 from txl.evaluation.test_time import Additions
+from txl.runs import scoring
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 
@@ -125,7 +124,7 @@ def test_every_process_has_a_stream_unless_told_otherwise() -> None:
     checkpoint = SimpleNamespace(model_config=ModelConfig(n_token=5))
     many = OneOfMany(0, 16, torch.device("cpu"))
     streams = {
-        convention: eval_command.default_streams(
+        convention: scoring.default_streams(
             EvalConfig(convention=convention), Additions(), checkpoint, many
         )
         for convention in ("txl", "original")

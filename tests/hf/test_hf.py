@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from txl.commands.convert import main as convert_main
 from txl.config import Context, ModelConfig
 from txl.convert import convert
-from txl.data_utils.words import Vocab
+from txl.data_utils.tokens import Vocab
 from txl.evaluation.conventions import ZeroMemory
 from txl.generation import sampling
 from txl.generation.sampling import beam_search
 from txl.language.export import write_huggingface
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
+from txl.programs.convert import main as convert_main
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed; run scripts/test_with_transformers.sh"

@@ -20,7 +20,7 @@ LAB = [
     if not {"tests", "benchmarks"} & set(path.relative_to(ROOT).parts)
 ]
 SOURCES = sorted(
-    [*(ROOT / "txl").rglob("*.py"), *(ROOT / "data_utils").rglob("*.py"), *ROOT.glob("*.py"), *LAB]
+    [*(ROOT / "txl").rglob("*.py"), *ROOT.glob("data_utils/*.py"), *ROOT.glob("*.py"), *LAB]
 )
 FUNCTION_LINES = 60
 
@@ -75,7 +75,7 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
     """Nor is a device asked for. PyTorch's compiler takes a second, and is imported by many operations on tensors
     without values, of which a checkpoint's sizes are checked."""
     code = (
-        "import sys, einops, torch, txl.commands.train, txl.commands.eval, txl.commands.generate\n"
+        "import sys, einops, torch, txl.runs.training, txl.runs.evaluation, txl.runs.generation\n"
         "import txl.ops.rel_attention.fused\n"
         "from txl.model.sizes import model_without_values\n"
         "late = 'matplotlib tensorboard torchdiffeq tokenizers pyarrow triton backports.zstd'.split()\n"
@@ -92,6 +92,44 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     ).stdout
     assert set(out.split()) == {"False"}
+
+
+@pytest.mark.parametrize(
+    "program", ["train", "try", "eval", "score", "report", "read", "generate", "convert"]
+)
+def test_help_and_what_is_refused_need_no_pytorch(program: str) -> None:
+    code = (
+        "import runpy, sys\n"
+        "sys.modules['torch'] = None\n"
+        "from txl.programs.launch import PROGRAMS\n"
+        "from importlib import import_module\n"
+        f"main = import_module(PROGRAMS[{program!r}].module).main\n"
+        "for words in (['--no_such_flag'], ['a', 'b', '--no_such_flag'], ['--help']): \n"
+        "    try: main(words)\n"
+        "    except (ValueError, SystemExit) as end: print(end)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
+    assert "--no_such_flag: no such flag" in out
+    assert "more settings" in out or "options" in out
+
+
+def test_the_settings_of_a_model_import_only_the_parts_that_they_name() -> None:
+    code = (
+        "import sys\n"
+        "from txl.config import ModelConfig, build\n"
+        "from txl.training.config import TrainConfig\n"
+        "TrainConfig(), ModelConfig(n_token=5), build(ModelConfig, {'lr': 1.0, 'n_token': 5})\n"
+        "rooms = ('txl.memory.', 'txl.positions.', 'txl.attention_rules.', 'torch')\n"
+        "print(*(name for name in sys.modules if name.startswith(rooms)))\n"
+        "ModelConfig(n_token=5, memory='sinks', n_sink=8)\n"
+        "print(*(name for name in sys.modules if name.startswith('txl.memory.')))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
+    assert out.splitlines() == ["", "txl.memory.sinks"]
 
 
 def test_requirements_are_within_the_ranges_of_the_project() -> None:

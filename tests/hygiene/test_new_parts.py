@@ -13,23 +13,23 @@ import torch
 
 from tests.hygiene.toy import Toy
 from txl import Context, ModelConfig, TransformerXL
-from txl.cli.flags import read_flags, refuse_idle_flags
-from txl.commands import train
-from txl.commands.scoring import evaluation_of
 from txl.config import UsageError
 from txl.convert.kimiyoung import ATTN_TYPES
 from txl.evaluation.config import EvalConfig
 from txl.memory import MEMORIES, require_works
 from txl.positions import POSITION_ENCODINGS
-from txl.registry import chosen_by, is_read
+from txl.programs import train
+from txl.registry import is_read
+from txl.runs.scoring import evaluation_of
 from txl.runtime.distributed import Ranks
+from txl.settings.flags import read_flags, refuse_idle_flags
 from txl.training.config import TrainConfig
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 SESSION = """
-from txl.commands import eval, generate, train
+from txl.programs import eval, generate, train
 tiny = "--dataset text --data . --work_dir run --n_layer 1 --d_model 8 --n_head 2 --d_head 4 --d_inner 8 " \\
     "--batch_size 2 --tgt_len 4 --mem_len 4 --eval_tgt_len 4 --max_step 3 --log_interval 1 --lr 0.1".split()
 train.main([*tiny, "--position", "toy", "--toy_reach", "3"])
@@ -57,13 +57,7 @@ def edit(path: Path, before: str, line: str) -> None:
 @pytest.mark.slow
 def test_a_file_and_a_line_in_the_registry_are_all(tmp_path: Path) -> None:
     """In a copy of the repository, with all programs."""
-    for name in ("txl", "data_utils"):
-        shutil.copytree(
-            ROOT / name,
-            tmp_path / name,
-            symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+    shutil.copytree(ROOT / "txl", tmp_path / "txl", ignore=shutil.ignore_patterns("__pycache__"))
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("ba de fi go ku de ba\n" * 10)
     toy = (HERE / "toy.py").read_text().replace("max_distance", "toy_reach")
@@ -71,7 +65,7 @@ def test_a_file_and_a_line_in_the_registry_are_all(tmp_path: Path) -> None:
     edit(
         tmp_path / "txl/registry.py",
         '        "none": "txl.positions.none:NoPosition",',
-        '        "toy": "txl.positions.toy:Toy",',
+        '        "toy": "txl.positions.toy:Toy toy_reach",',
     )
     shutil.copy(HERE / "toy_memory.py", tmp_path / "txl/memory/toy.py")
     edit(
@@ -113,8 +107,7 @@ def test_what_an_encoding_declares_makes_help_and_refusals_name_it(
     with pytest.raises(UsageError, match="only with t5, shaw, deberta or toy; leave it out"):
         refuse_idle_flags({"max_distance": 3}, ModelConfig(n_token=1, position="rotary"))
     read = [
-        is_read("max_distance", **chosen_by(ModelConfig(n_token=1, position=name)))
-        for name in ("toy", "rotary")
+        is_read("max_distance", ModelConfig(n_token=1, position=name)) for name in ("toy", "rotary")
     ]
     assert read == [True, False]
     model = TransformerXL(ModelConfig(n_token=5, n_layer=1, position="rotary"))
@@ -156,7 +149,6 @@ def test_evaluations_in_training_read_one_stream_where_it_matters_where_the_read
 # no other file names it
 
 DECODERS = {
-    "txl/cli/presets.py",
     "txl/convert/decoder.py",
     "txl/convert/gpt_neox.py",
     "txl/convert/llama.py",
@@ -178,7 +170,6 @@ def naming(names: set[str], root: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {name: set() for name in names}
     for path in [
         *(root / "txl").rglob("*.py"),
-        *(root / "data_utils").rglob("*.py"),
         *root.glob("*.py"),
     ]:
         for name in names & set(re.findall(r"\w+", strings(path))):
@@ -191,7 +182,6 @@ def test_no_other_file_names_an_encoding_or_a_memory() -> None:
     """Not in a help text nor in a message either. Those of the 2019 code are also named where it is spoken of, the
     defaults where flags are; "none" means other things elsewhere."""
     of_2019 = {
-        "txl/cli/legacy_flags.py",
         "txl/convert/kimiyoung.py",
     }
     for room, registry in (("positions", POSITION_ENCODINGS), ("memory", MEMORIES)):
@@ -204,7 +194,7 @@ def test_no_other_file_names_an_encoding_or_a_memory() -> None:
             # of other programs' models
             allowed |= DECODERS if name in ("rotary", "sinks") else set()
             # to which the flags of the store that is gone point
-            allowed |= {"txl/cli/legacy_flags.py"} if name == "knn" else set()
+            allowed |= {"txl/settings/legacy.toml"} if name == "knn" else set()
             assert files <= allowed, name
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli.test_flags import CLASSES
+from tests.cli.test_flags import CLASSES, fields_of
 from tests.equations.test_encodings import EQUATIONS
 from txl import Context, ModelConfig, TransformerXL
 from txl.attention_rules import ATTENTION_RULES
-from txl.config import fields_of
 from txl.memory import MEMORIES
 from txl.positions import POSITION_ENCODINGS
-from txl.registry import default_of, readers, reads
+from txl.registry import ALL_PARTS, Registry, default_of, readers, reads
 
 ROOT = Path(__file__).parents[2]
 COMMON = {"n_token", "n_layer", "n_head", "n_key_head", "d_head", "d_model", "d_inner"}
@@ -48,6 +47,8 @@ def asked_by(build: Callable[[Any], object], **values: Any) -> set[str]:
     return asked - COMMON - {"settings", "own"}
 
 
+GENERAL = "untie_r attn_impl attn_keep_mib compressed_len lookup_len redraw_interval".split()
+"""Settings of all models or trainings that only some parts read."""
 SCALINGS = (
     {"rope_scaling": "none"},
     {"rope_scaling": "yarn"},
@@ -73,7 +74,7 @@ def test_an_encoding_reads_and_says_what_it_declares(name: str) -> None:
 def test_a_rule_reads_what_it_declares() -> None:
     for name, cls in ATTENTION_RULES.items():
         assert asked_by(cls, attention=name, position="none") == reads(cls)
-    assert set(readers("redraw_interval").attention) == {"performer", "lsh"}
+    assert set(readers("redraw_interval")["attention"]) == {"performer", "lsh"}
 
 
 def test_a_memory_reads_what_it_declares_and_says_where_it_is_from() -> None:
@@ -85,9 +86,21 @@ def test_a_memory_reads_what_it_declares_and_says_where_it_is_from() -> None:
             )
         assert asked - {"recurrence"} == reads(cls)
         traits = cls.traits
-        assert (name in readers("compressed_len").memory) == traits.compresses
-        assert (name in readers("lookup_len").memory) == traits.looks_up
+        assert (name in readers("compressed_len")["memory"]) == traits.compresses
+        assert (name in readers("lookup_len")["memory"]) == traits.looks_up
         assert re.search(r" et al\. 20\d\d", cls.__doc__ or "")
+
+
+@pytest.mark.parametrize("registry", ALL_PARTS, ids=lambda registry: registry.flag)
+def test_the_line_of_a_part_names_what_it_reads(registry: Registry) -> None:
+    """By which a setting finds its part, and others are not imported."""
+    for name, part in registry.items():
+        assert set(registry.own(name)) == reads(part), name
+        also = {setting for setting in GENERAL if name in registry.readers(setting)}
+        asked = part.reads() if hasattr(part, "reads") else reads(part)
+        if hasattr(part, "redraw"):
+            asked |= {"redraw_interval"}
+        assert also == asked - reads(part), name
 
 
 def test_ways_to_compute_are_those_of_relative_attention() -> None:
@@ -108,7 +121,7 @@ def test_ways_to_compute_are_those_of_relative_attention() -> None:
             model(torch.zeros(1, 2, dtype=torch.long), None, Context())
         except KeyError:
             asked.append(name)
-    assert set(asked) == set(readers("attn_impl").position)
+    assert set(asked) == set(readers("attn_impl")["position"])
 
 
 def test_every_one_has_an_equation() -> None:
@@ -182,7 +195,7 @@ def test_the_page_of_encodings_says_which_rules_work_and_who_reads_a_flag() -> N
     who = {flag: re.findall(r"`(\w+)`", rest[0]) for (flag, *_), rest in rows if len(rest) == 1}
     flags = set().union(*(cls.reads() for cls in POSITION_ENCODINGS.values())) - {"count_back"}
     assert {flag: set(names) for flag, names in who.items()} == {
-        f"--{n}": set(readers(n).position) for n in flags
+        f"--{n}": set(readers(n)["position"]) for n in flags
     }
 
 

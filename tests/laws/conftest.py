@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.hygiene.toy_memory import ToyMemory
 from txl import Context, ModelConfig, TransformerXL
 from txl.config import build as built
-from txl.config import fields_of
+from txl.config import names_of
 from txl.inference.frozen import Frozen
 from txl.memory import MEMORIES
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
@@ -178,7 +178,7 @@ def build(name: str, **changes: object) -> TransformerXL:
 
 def shape_of(name: str) -> dict[str, Any]:
     """What a line of the list says of the model, without its context."""
-    return {key: value for key, value in MODELS[name].items() if key in fields_of(ModelConfig)}
+    return {key: value for key, value in MODELS[name].items() if key in names_of(ModelConfig)}
 
 
 def context_of(name: str, **changes: Any) -> Context:

@@ -37,14 +37,12 @@ from tests.cli.conftest import (
     write_text,
 )
 from tests.convert.test_llama_journey import folder
-from tests.data.test_chat import LLAMA_3, SMOLLM
 from tests.data.tokenizer_files import write_folder
 from tests.forks import ROOT
+from tests.generation.test_chat_templates import LLAMA_3, SMOLLM
 from txl.config import Context, ModelConfig, UsageError
-from txl.data_utils.bytes import ALL_BYTES, Symbols
-from txl.data_utils.characters import Characters
 from txl.data_utils.pretrained import Pretrained
-from txl.data_utils.words import Vocab
+from txl.data_utils.tokens import ALL_BYTES, Characters, Symbols, Vocab
 from txl.evaluation.score import score_text
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL

@@ -75,9 +75,9 @@ def copy_of_the_repository(folder: Path) -> Path:
     ).stdout.split()
     for name in names:
         path = ROOT / name
-        if path.is_file() or path.is_symlink():  # the text library is a link in txl
+        if path.is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, folder / name, follow_symlinks=False)
+            shutil.copy(path, folder / name)
     return folder
 
 

@@ -21,7 +21,8 @@ from tests.mutants.__main__ import copy_of_the_repository, killer, mutants
 FILES = """txl/positions/base.py txl/inference/key_value.py txl/inference/key_values.py txl/memory/compressive.py
 txl/model/adaptive.py txl/ops/rel_attention/dense.py txl/ops/linear_cross_entropy.py txl/training/optim.py
 txl/training/schedules.py
-txl/training/step.py txl/evaluation/score.py txl/evaluation/reading.py data_utils/segments.py data_utils/store.py
+txl/training/step.py txl/evaluation/score.py txl/evaluation/reading.py
+txl/data_utils/segments.py txl/data_utils/cache.py
 txl/generation/next_word.py txl/checkpoint/load.py txl/checkpoint/record.py txl/convert/pickles.py""".split()
 NOT_DRAWN = re.compile(
     "Variable|Decorator|TrueWithFalse|Pow|Shift|BitXor|BitOr_|(Add|Sub|Mul|Div|Mod)_Bit|Invert|UAdd"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from txl.checkpoint import Background
-from txl.cli.run import run
-from txl.commands import train as program
+from txl.programs import train as program
+from txl.programs.run import run
 from txl.training import loop
 from txl.training.metrics import Metrics
 from txl.training.step import TrainState

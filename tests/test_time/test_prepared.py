@@ -6,7 +6,6 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.commands import scoring
 from txl.data_utils.segments import scoring_stream
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig
 from txl.evaluation.score import evaluate
@@ -17,6 +16,7 @@ from txl.evaluation.test_time import (
     gradient_statistics,
     prepared,
 )
+from txl.runs import scoring
 from txl.runtime.distributed import Ranks
 
 CONTEXT = Context(tgt_len=4, mem_len=6)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from txl import ModelConfig, TransformerXL
-from txl.commands.settings import best_cutoffs, products_per_token
 from txl.ops.numbers import sinusoid
+from txl.runs.resolve import best_cutoffs, products_per_token
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 

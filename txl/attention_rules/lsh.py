@@ -18,10 +18,12 @@ from txl.positions import PositionEncoding
 class LshAttention(nn.Module):
     """Softmax attention over the keys in the query's bucket in any of several rounds (Reformer).
 
-    out_t = sum_s softmax_s(scale * q_t . k_s) v_s over the s in P_t       k_s = sqrt(H) q_s / |q_s|
-    P_t = union over rounds r of { the last `lsh_reach` tokens s < t with bucket_r(s) = bucket_r(t)
-    }, without those that `span` masks; { t } if it is empty bucket_r(s) = argmax [x R_r ; -x R_r],
-    x = q_s before the position encoding,  R_r of size H x (lsh_bucket / 2)
+        out_t       = sum_s softmax_s(scale * q_t . k_s) v_s over the s in P_t
+        k_s         = sqrt(H) q_s / |q_s|
+        P_t         = union over rounds r of the last `lsh_reach` tokens s < t with
+                      bucket_r(s) = bucket_r(t), without those that `span` masks; { t } if empty
+        bucket_r(s) = argmax [x R_r ; -x R_r]      x = q_s before the position encoding,
+                                                   R_r of size H x (lsh_bucket / 2)
 
     Source: Kitaev et al. 2020, sec. 2, eq. 2 to 6: shared queries and keys, sorted chunks, several
     rounds; a key in several rounds counts once, as by N_(i,j) in appendix A, eq. 11 to 16. Keys

@@ -21,16 +21,16 @@ from txl.positions import PositionEncoding
 class PerformerAttention(nn.Module):
     """Softmax attention with an unbiased, factorised estimate of the exponential (FAVOR+).
 
-    out_t = sum_(s<=t) w_ts v_s / sum_(s<=t) w_ts,   w_ts = phi(x_t) . phi(y_s),   x = sqrt(scale)
-    q,  y = sqrt(scale) k phi(x) = F^(-1/2) exp(-|x|^2 / 2) [exp(omega_1 . x) ... exp(omega_F . x)],
-    omega_i ~ N(0, 1)
+        out_t  = sum_(s<=t) w_ts v_s / sum_(s<=t) w_ts
+        w_ts   = phi(x_t) . phi(y_s)      x = sqrt(scale) q,  y = sqrt(scale) k
+        phi(x) = F^(-1/2) exp(-|x|^2 / 2) [exp(omega_1 . x) ... exp(omega_F . x)]
 
-    E[w_ts] = exp(scale * q_t . k_s).
-    Source: Choromanski et al. 2021, lemma 1, sec. 2.3 and
-    appendix B.1. The omega_i are orthogonal in groups of H (sec. 2.4), shared by all heads, and
-    saved with the weights; only `redraw` changes them. Remembered keys are the start of the prefix.
-    With `same_length`, sums run over a window instead of the prefix, and time grows with the
-    window.
+    with omega_i ~ N(0, 1), so that E[w_ts] = exp(scale * q_t . k_s).
+
+    Source: Choromanski et al. 2021, lemma 1, sec. 2.3 and appendix B.1. The omega_i are orthogonal
+    in groups of H (sec. 2.4), shared by all heads, and saved with the weights; only `redraw`
+    changes them. Remembered keys are the start of the prefix. With `same_length`, sums run over a
+    window instead of the prefix, and time grows with the window.
 
     Rotary positions are relative in expectation only: the estimate for a pair of tokens depends on
     its position in [memory, segment].

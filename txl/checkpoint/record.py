@@ -25,7 +25,7 @@ from txl.checkpoint.folder import (
 from txl.checkpoint.save import FORMAT
 from txl.config import Context, ModelConfig, UsageError, hints_of
 from txl.files import content_of, sha256
-from txl.registry import settings_before, settings_of_all
+from txl.registry import PARTS, names_of_settings, settings_before
 from txl.runtime.records import parse_json, require_fields
 
 _FIELDS = {
@@ -205,14 +205,13 @@ def _model_fields(values: Any) -> dict[str, Any]:
     What was saved before its memory had a setting is as without it, `settings_before`.
     Raises `ValueError` if one is unknown or of another type.
     """
-    hints = hints_of(ModelConfig)
-    require_fields(values, hints)
-    of_parts = settings_of_all()
+    require_fields(values, hints_of(ModelConfig, values))
+    of_parts = names_of_settings(PARTS)
     own = {}
     for name, value in values.get("own", {}).items():
         if name in of_parts:
             own[name] = value
-    require_fields(own, hints)
+    require_fields(own, hints_of(ModelConfig, own))
     before = settings_before(values.get("memory", ModelConfig.memory))
     return {**values, "own": {**before, **values.get("own", {})}}
 

@@ -1,8 +1,8 @@
-"""`python -m txl.convert SOURCE FOLDER`; see txl/commands/convert.py."""
+"""`python -m txl.convert SOURCE FOLDER`; see txl/programs/convert.py."""
 
 import sys
 
-from txl.cli.launch import launch
+from txl.programs.launch import launch
 
 if __name__ == "__main__":
     sys.argv[0] = "txl.convert"

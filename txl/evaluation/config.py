@@ -2,13 +2,12 @@
 score` and `txl report`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from txl.checkpoint import MemoryUse, ModelUse, OneModel, ReadsOn
-from txl.config import LENGTH, Context, option, require
-from txl.evaluation.test_time.dynamic import DynamicConfig
-from txl.evaluation.test_time.mixture import CacheConfig
+from txl.config import LENGTH, OWN, Checked, Context, NamesParts, option, require
+from txl.registry import ADAPTATION_RULES
+from txl.usage import MemoryUse, ModelUse, OneModel, ReadsOn
 
 DEFAULTS: dict[str | None, dict[str, Any]] = {"nvidia": {"batch_size": 16}}
 """What a convention brings instead of the defaults of `EvalConfig`: the defaults of its program's
@@ -159,6 +158,140 @@ class ScoreConfig(Lengths, ReadsOn):
             self._require_one_length("--per_token is written for one")
         if self.each != "file":
             self._require_one_length(f"--each {self.each} prints totals of one")
+
+
+class MethodSettings(Checked):
+    """The settings of a test-time method, flags of the programs that evaluate; without any it is
+    off.
+    """
+
+    @property
+    def name(self) -> str:
+        """The method in words; empty: it is off."""
+        raise NotImplementedError
+
+    @property
+    def is_on(self) -> bool:
+        """True if the method is asked for."""
+        return self.name != ""
+
+    @property
+    def reads_training_text(self) -> bool:
+        """True if it is prepared from the training text."""
+        return False
+
+    @property
+    def n_warmup(self) -> int:
+        """Tokens that it has to see before the first that counts."""
+        return 0
+
+    def check(self, dtype: str, world: int) -> None:
+        """Raise `UsageError` if it does not work in this dtype or in so many processes."""
+
+
+OFF = "off"
+"""The value of --dynamic without dynamic evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class DynamicConfig(NamesParts, MethodSettings):
+    """Dynamic evaluation (Krause et al. 2018, 2019): gradient steps on the evaluated text."""
+
+    parts = (ADAPTATION_RULES,)
+    dynamic: str = option(
+        OFF,
+        "update the weights by SGD or RMS after each scored segment; --batch_size defaults to 1, as"
+        " parallel streams adapt the same weights and the result depends on their number",
+    )
+    dynamic_lr: float | None = option(
+        None,
+        "learning rate; tune it on valid, large models need much less (default: 0.05 for sgd,"
+        " 0.0001 for rms)",
+        above=0,
+        when=("dynamic",),
+    )
+    dynamic_decay: float = option(
+        0.001,
+        "decay towards the trained weights per update, for rms on average",
+        minimum=0,
+        maximum=1,
+        when=("dynamic",),
+    )
+    own: dict[str, Any] = field(default_factory=dict, metadata=OWN)
+
+    def __post_init__(self) -> None:
+        if self.is_on:
+            ADAPTATION_RULES.require_known(self.dynamic)
+        super().__post_init__()
+
+    @property
+    def name(self) -> str:
+        if self.dynamic == OFF:
+            return ""
+        return f"dynamic {self.dynamic}"
+
+    @property
+    def rule(self) -> Any:
+        """The class of the rule, if it is on."""
+        return ADAPTATION_RULES[self.dynamic]
+
+    @property
+    def reads_training_text(self) -> bool:
+        return self.is_on and self.rule.reads_training_text
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        if self.dynamic_lr is not None:
+            return self.dynamic_lr
+        return self.rule.default_lr
+
+    def check(self, dtype: str, world: int) -> None:
+        if not self.is_on:
+            return
+        require(
+            dtype == "float32",
+            f"--dtype {dtype} and --dynamic {self.dynamic}: autocast caches the weights, which"
+            " would not adapt; drop one of the two",
+        )
+        require(
+            world == 1,
+            f"--dynamic {self.dynamic}: adapts one set of weights to one text; run one process, not"
+            f" {world}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig(MethodSettings):
+    """The continuous cache (Grave et al. 2017): recent words, retrieved by
+    similar hidden states.
+    """
+
+    cache_size: int = option(
+        0,
+        "tokens in the cache (0: no cache); streams warm up on that much text before them",
+        minimum=0,
+    )
+    cache_theta: float = option(
+        0.1,
+        "sharpness of the cache: factor of the hidden states' dot products",
+        minimum=0,
+        maximum=1e30,
+        when=("cache_size",),
+    )
+    cache_lambda: float = option(
+        0.15, "interpolation weight of the cache", above=0, below=1, when=("cache_size",)
+    )
+
+    @property
+    def name(self) -> str:
+        if self.cache_size:
+            return "cache"
+        return ""
+
+    @property
+    def n_warmup(self) -> int:
+        return self.cache_size
 
 
 ADDED = (DynamicConfig, CacheConfig)

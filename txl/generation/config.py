@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from txl.checkpoint import MemoryUse, ReadsOn
 from txl.config import LENGTH, SEED, TextKind, option, require
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 from txl.runtime.records import parse_json
+from txl.usage import MemoryUse, ReadsOn
 
 LONGEST_SESSION = 2**16
 """Memory for tokens that may come; a text of known length needs no more than itself."""

@@ -4,11 +4,13 @@ n-gram occurs twice.
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from math import inf
+from typing import TYPE_CHECKING
 
 from txl.config import TINY, Checked, option, require
+
+if TYPE_CHECKING:
+    from torch import Tensor  # which takes seconds, and whoever reads flags needs none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +70,15 @@ class Rule(Checked):
         is_plain = self.top_k == 0 and self.min_p == 0 and self.typical_p == 1
         return self.repetition_penalty == 1 and (is_plain or self.temperature == 0)
 
-    def probabilities(self, logprob: Tensor, seen: Tensor | None = None) -> Tensor:
+    def probabilities(self, logprob: "Tensor", seen: "Tensor | None" = None) -> "Tensor":
         """The probabilities that a token is sampled with, (..., V).
 
         Args:
             logprob: of all tokens, (..., V).
             seen: True for the tokens that occur in the text so far, (..., V).
         """
+        import torch
+
         if seen is not None:
             logprob = torch.where(seen, logprob * self.repetition_penalty, logprob)
         if self.temperature == 0:
@@ -82,9 +86,7 @@ class Rule(Checked):
         # at most 0: cannot overflow
         logprob = (logprob - logprob.amax(-1, keepdim=True)) / self.temperature
         if 0 < self.top_k < logprob.shape[-1]:
-            logprob = logprob.masked_fill(
-                logprob < logprob.topk(self.top_k).values[..., -1:], -torch.inf
-            )
+            logprob = logprob.masked_fill(logprob < logprob.topk(self.top_k).values[..., -1:], -inf)
         prob = logprob.softmax(-1)
         if self.top_p < 1:
             prob = _first_with(
@@ -101,7 +103,7 @@ class Rule(Checked):
         return prob
 
 
-def _first_with(total: float, prob: Tensor, order: Tensor) -> Tensor:
+def _first_with(total: float, prob: "Tensor", order: "Tensor") -> "Tensor":
     """The probabilities of the first tokens in `order` that together reach `total`; 0 for the
     others.
     """
@@ -110,7 +112,7 @@ def _first_with(total: float, prob: Tensor, order: Tensor) -> Tensor:
     return _normalised(prob.masked_fill(is_late.gather(-1, order.argsort(-1)), 0.0))
 
 
-def _normalised(prob: Tensor) -> Tensor:
+def _normalised(prob: "Tensor") -> "Tensor":
     return prob / prob.sum(-1, keepdim=True)
 
 
@@ -152,11 +154,11 @@ class NGrams:
         return list(together if len(together) < n_token else banned)
 
 
-def ban(logprob_RV: Tensor, banned: Sequence[int], ngrams: Iterable[NGrams]) -> None:
+def ban(logprob_RV: "Tensor", banned: Sequence[int], ngrams: Iterable[NGrams]) -> None:
     """Set the log-probabilities of what must not follow in each row to -inf: of those banned in
     all, and, of its text, `NGrams.without_repeats`.
     """
-    logprob_RV[:, list(banned)] = -torch.inf
+    logprob_RV[:, list(banned)] = -inf
     for logprob_V, of_row in zip(logprob_RV, ngrams, strict=True):
         if of_row.repeating:
-            logprob_V[of_row.without_repeats(banned, len(logprob_V))] = -torch.inf
+            logprob_V[of_row.without_repeats(banned, len(logprob_V))] = -inf

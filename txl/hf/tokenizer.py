@@ -8,9 +8,8 @@ from transformers import PreTrainedTokenizer  # pyright: ignore[reportMissingImp
 
 from txl.config import UsageError, require
 from txl.convert import read_words
-from txl.data_utils.tokenizer import EOS, UNK
+from txl.data_utils.tokens import EOS, UNK, Vocab
 from txl.data_utils.wikitext import tokenise
-from txl.data_utils.words import Vocab
 from txl.files import write_whole
 
 FORMULA = "<formula>"

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any
 
 from txl.config import require
-from txl.data_utils.chat import ChatTemplate, Messages
-from txl.data_utils.tokenizer import Tokenizer
+from txl.data_utils.tokens import Tokenizer
+from txl.language.template import ChatTemplate, Messages
 from txl.language.text_generation import Session, TextGenerator
 
 

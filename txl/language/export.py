@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from txl.checkpoint import CheckpointWriter, Snapshot, save_tensors
-from txl.config import Context, ModelConfig, UsageError, fields_of, hints_of, require
+from txl.config import Context, ModelConfig, UsageError, as_words, field_of, hints_of, require
 from txl.convert.huggingface import (
     DATA,
     SETTINGS_OF_MOSES,
@@ -28,11 +28,10 @@ from txl.convert.llama import config_for_llama, is_decoder, to_llama
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.pretrained import as_pretrained
 from txl.data_utils.subwords import Subwords
-from txl.data_utils.tokenizer import EOS, UNK, Tokenizer
-from txl.data_utils.words import Vocab
+from txl.data_utils.tokens import EOS, UNK, Tokenizer, Vocab
 from txl.evaluation.plots import plot_curve
 from txl.files import folder_written_whole
-from txl.registry import chosen_by, is_read, settings_of_all
+from txl.registry import is_read
 from txl.report.record import short_word, without_folders
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity
@@ -276,59 +275,35 @@ def _rows(path: Path, weights: str) -> list[dict[str, Any]]:
     return rows
 
 
+_SECTIONS = {"data": DataConfig, "train": TrainConfig, "model": ModelConfig, "context": Context}
+"""Of a checkpoint's config.json, with the configurations that they are of."""
+
+
 def training_command(record: dict[str, Any]) -> str:
     """The command of a training, of a checkpoint's config.json: the flags that are not at their
     defaults, without those of the model that go unread.
     """
-    words = ["python", "train.py"]
     shape = ModelConfig(**record.get("model", {}))
-    for section, kind in (
-        ("data", DataConfig),
-        ("train", TrainConfig),
-        ("model", ModelConfig),
-        ("context", Context),
-    ):
-        values = record.get(section, {})
-        for f in _fields_of(kind):
-            value = values.get(f.name)
-            if isinstance(f.default, tuple):
-                default = list(f.default)
-            else:
-                default = f.default
-            is_flag = f.metadata.get("flag", True) and f.name not in ("resume", "overwrite")
-            is_flag = is_flag and is_read(f.name, **chosen_by(shape))
-            if not is_flag or value is None or value == default:
-                continue
-            words += _words_of(f.name, value)
-    settings = settings_of_all()
-    for name, value in shape.own.items():
-        is_of_file = name not in settings  # its author's, which has not been run here
-        if is_of_file or (
-            settings[name].metadata.get("flag", True) and value != settings[name].default
-        ):
-            words += _words_of(name, value)
-    known = fields_of(TrainConfig)
-    for name, value in record.get("train", {}).items():
-        if name not in known:  # of an optimizer of its author's
-            words += [f"--{name}", str(value)]
-    return shlex.join(words)
+    given = {}
+    for section, kind in _SECTIONS.items():
+        values = dict(record.get(section, {}))
+        if values.pop("own", None) is not None:
+            values |= shape.own
+        for name, value in values.items():
+            if _is_typed(kind, name, value, shape):
+                given[name] = value
+    return shlex.join(["python", "train.py", *as_words(given)])
 
 
-def _words_of(name: str, value: Any) -> list[str]:
-    """A flag and its values."""
-    if isinstance(value, bool):
-        return [f"--{'' if value else 'no_'}{name}"]
-    if isinstance(value, list | tuple):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}", str(value)]
-
-
-def _fields_of(kind: type) -> Iterable[dataclasses.Field]:
-    """The fields that stand beside each other in a record: those of a model's parts stand apart."""
-    found = {f.name: f for f in dataclasses.fields(kind)}
-    if kind is not ModelConfig:
-        found |= fields_of(kind)
-    return found.values()
+def _is_typed(kind: type, name: str, value: Any, shape: ModelConfig) -> bool:
+    """Whether a value was given by a flag."""
+    f = field_of(kind, name)
+    if f is None:  # of a part of its author's, which has not been run here
+        return True
+    if isinstance(value, list):  # of JSON
+        value = tuple(value)
+    is_flag = f.metadata.get("flag", True) and name not in ("resume", "overwrite")
+    return is_flag and is_read(name, shape) and value not in (None, f.default)
 
 
 _CURVE = "curve.png"
@@ -473,7 +448,7 @@ def rates(lm: "LanguageModel") -> dict[str, float]:
     try:
         config = TrainConfig(
             **require_fields(
-                {name: noted[name] for name in RATES if name in noted}, hints_of(TrainConfig)
+                {name: noted[name] for name in RATES if name in noted}, hints_of(TrainConfig, RATES)
             )
         )
     except (TypeError, ValueError) as error:

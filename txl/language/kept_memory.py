@@ -26,12 +26,12 @@ from torch import Tensor
 
 from txl.checkpoint import save_tensors
 from txl.config import Context, Dtype, ModelConfig, UsageError, as_dict, require
-from txl.data_utils.tokenizer import Tokenizer
+from txl.data_utils.tokens import Tokenizer
 from txl.files import errors_naming, require_readable
 from txl.inference.kept import Begun, is_finite, misfit, n_whole, read_on
 from txl.model.streams import of_named
 from txl.model.transformer import TransformerXL
-from txl.registry import default_of, settings_before, settings_of_all
+from txl.registry import PARTS, default_of, setting_in, settings_before
 from txl.runtime.log import progress
 from txl.runtime.outputs import Kind, output
 from txl.runtime.records import parse_json, require_fields
@@ -320,9 +320,9 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
     for name, value in as_dict(config).items():
         if name != "own" and value != defaults[name]:
             found[name] = value
-    of_parts = settings_of_all()
     before = settings_before(config.memory)
     for name, value in config.own.items():
-        if name not in of_parts or value != before.get(name, default_of(of_parts[name])):
+        f = setting_in(PARTS, name)
+        if f is None or value != before.get(name, default_of(f)):
             found[name] = value
     return found

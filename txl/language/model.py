@@ -22,13 +22,11 @@ import torch
 from torch import Tensor
 
 from txl.attention_rules import use_attention
-from txl.checkpoint import ModelUse
-from txl.config import Context, Dtype, ModelConfig, UsageError, fields_of, require
-from txl.data_utils.chat import Messages
+from txl.config import Context, Dtype, ModelConfig, UsageError, names_of, require
+from txl.data_utils.config import is_tokenised
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.datasets import is_tokenised
 from txl.data_utils.free_text import decoded, encode_after, encode_text, has_tokens
-from txl.data_utils.tokenizer import Tokenizer
+from txl.data_utils.tokens import Tokenizer
 from txl.evaluation.score import score_text
 from txl.generation.config import LARGEST_PENALTY
 from txl.generation.ending import Ending
@@ -40,6 +38,7 @@ from txl.inference.reader import Reader, context_of_text, reading_context
 from txl.language.chat import ChatLayout
 from txl.language.kept_memory import KeptMemory, WhoRead, read_text
 from txl.language.sources import Contents, Origin, located, read_source
+from txl.language.template import Messages
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
 from txl.memory import require_works
@@ -49,6 +48,7 @@ from txl.positions import require_serves
 from txl.registry import MEMORIES
 from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
+from txl.usage import ModelUse
 
 _LOG = logging.getLogger(__name__)
 TOO_SHORT = "has one token, and nothing before it to predict it from; give more text"
@@ -466,7 +466,7 @@ class LanguageModel:
         length_penalty: float = 1.0,
         **sampling: Any,
     ) -> TextGenerator:
-        unknown = ", ".join(sampling.keys() - fields_of(Rule).keys())
+        unknown = ", ".join(sampling.keys() - set(names_of(Rule)))
         require(not unknown, f"{unknown}: no such setting; there are {', '.join(_GENERATION)}")
         require(num_beams >= 1, f"num_beams {num_beams}: must be at least 1")
         require(
@@ -590,7 +590,7 @@ def _read_with(
 
 _GENERATION = [
     *list(inspect.signature(LanguageModel._generator).parameters)[1:-1],
-    *fields_of(Rule),
+    *names_of(Rule),
 ]
 """The settings of `LanguageModel.stream`."""
 load = LanguageModel.open

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,19 +23,17 @@ from txl.checkpoint import (
     open_checkpoint,
 )
 from txl.config import Context, UsageError, require
-from txl.convert import Converted, convert
-from txl.convert.decoder import naming_fields
-from txl.convert.kimiyoung import rates_of
-from txl.convert.tensor_files import fingerprint_of
-from txl.data_utils.datasets import DATA_SETS, DataConfig, kind_of_tokenizer, tokenizer_of
+from txl.data_utils.config import DATA_SETS, DataConfig, kind_of_tokenizer, tokenizer_of
 from txl.data_utils.pretrained import Pretrained, sampling_in
-from txl.data_utils.tokenizer import EOS, Tokenizer
-from txl.data_utils.words import Vocab
+from txl.data_utils.tokens import EOS, Tokenizer, Vocab
 from txl.generation.rule import Rule
 from txl.language.texts import FORMER
 from txl.model.transformer import TransformerXL
 from txl.registry import NoSuchPart
 from txl.runtime.records import read_json, require_fields
+
+if TYPE_CHECKING:  # a run of ours needs none of the readers of other programs' checkpoints
+    from txl.convert import Converted
 
 
 class Origin(NamedTuple):
@@ -216,6 +214,10 @@ def read_converted(
     path: Path, vocabulary: Path | None, dataset: str | None, wanted: torch.dtype = torch.float32
 ) -> Contents:
     """As `read_source`, of what is no run of txl; `wanted` is its `dtype`."""
+    from txl.convert import convert
+    from txl.convert.kimiyoung import rates_of
+    from txl.convert.tensor_files import fingerprint_of
+
     there = ", ".join(DATA_SETS)
     require(
         dataset is None or dataset in DATA_SETS,
@@ -247,11 +249,13 @@ def read_converted(
 
 
 def _own_tokenizer(
-    converted: Converted, source: Path, vocabulary: Path | None, dataset: str | None
+    converted: "Converted", source: Path, vocabulary: Path | None, dataset: str | None
 ) -> Pretrained:
     """The tokenizer in the folder of a pretrained model. Raises `UsageError` if there is none, or
     another is asked for.
     """
+    from txl.convert.decoder import naming_fields
+
     own = f"{source} has a tokenizer of its own; leave the flag out"
     require(vocabulary is None, f"--vocabulary {vocabulary}: {own}")
     is_same = dataset is None or kind_of_tokenizer(dataset) is Pretrained
@@ -264,7 +268,7 @@ def _own_tokenizer(
     return tokenizer
 
 
-def _data_of(converted: Converted, source: Path) -> dict[str, Any]:
+def _data_of(converted: "Converted", source: Path) -> dict[str, Any]:
     """What an export by txl says of the text of the training; nothing of other checkpoints. Raises
     `UsageError` if it is damaged.
     """
@@ -284,7 +288,7 @@ def _data_of(converted: Converted, source: Path) -> dict[str, Any]:
 
 
 def _checked_tokenizer(
-    converted: Converted, source: Path, own: str | None, dataset: str | None
+    converted: "Converted", source: Path, own: str | None, dataset: str | None
 ) -> Tokenizer:
     """The tokenizer of another program's model. Raises `UsageError` if there is none, or it has not
     as many words as the model, or none ends a line.
@@ -316,7 +320,7 @@ def _checked_tokenizer(
     return tokenizer
 
 
-def _tokenizer(converted: Converted, own: str | None, dataset: str) -> Tokenizer:
+def _tokenizer(converted: "Converted", own: str | None, dataset: str) -> Tokenizer:
     """As `_checked_tokenizer`.
 
     Raises `OSError` or `ValueError` if the files hold no such vocabulary.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from txl.config import Context, require
 from txl.data_utils.free_text import decoder
-from txl.data_utils.tokenizer import UNK, Tokenizer
+from txl.data_utils.tokens import UNK, Tokenizer
 from txl.generation.ending import Ending, GrowingText
 from txl.generation.rule import Rule
 from txl.generation.sampling import Rows, beam_search, side_by_side, unread_before

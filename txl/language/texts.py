@@ -9,9 +9,9 @@ from typing import Any
 from txl.checkpoint import damaged
 from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import home_of
-from txl.data_utils.tokenizer import Tokenizer
-from txl.data_utils.transfer import is_remote, names_in, require_typed
+from txl.data_utils.remote import is_remote, names_in, require_typed
+from txl.data_utils.sources import home_of
+from txl.data_utils.tokens import Tokenizer
 from txl.runtime.records import require_fields
 
 _LOG = logging.getLogger(__name__)

@@ -31,8 +31,8 @@ class BesideAttention(MemoryRule):
     """Hidden states as in `fifo`; of those before them something that a gate per head adds to the
     result of attention:
 
-    sigmoid   A = g A_memory + (1 - g) A_local          g = sigmoid(b)
-    tanh      A = A_local + tanh(b) A_memory
+        sigmoid   A = g A_memory + (1 - g) A_local          g = sigmoid(b)
+        tanh      A = A_local + tanh(b) A_memory
 
     b begins at 0. By sigmoid that is half of each, which ruins weights that were trained without
     the memory; by tanh it changes nothing, and b has a gradient.

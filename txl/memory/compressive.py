@@ -32,12 +32,22 @@ class Compressive(MemoryRule):
     """Hidden states, and compressed ones of what stood before them: keys are [compressed, memory,
     segment].
 
-    m = SG([memory, h]),  old = m_(:ck),  k = max(0, floor((|m| - M) / c))          M = mem_len, c =
-    compress_rate memory' = m_(ck:),  compressed' = SG([compressed, f(old)])_(-C:)                 C
-    = compressed_len f of each block of c: conv W [m_1; ...; m_c] + b;  mean;  max;  most_used: the
-    state with the most attention so far loss of attention       mean |attn(h, old) - attn(h,
-    f(old))|^2          attn(h, m) = softmax(H^(-1/2) hQ (mK)^T) mV loss of reconstruction  mean
-    |old - g(f(old))|^2                         g a matrix D x cD with bias
+        m           = SG([memory, h])                         M = mem_len
+        old         = m_(:ck),  k = max(0, floor((|m| - M) / c))    c = compress_rate
+        memory'     = m_(ck:)
+        compressed' = SG([compressed, f(old)])_(-C:)          C = compressed_len
+
+    f of a block of c states, by `compress`:
+
+        conv        W [m_1; ...; m_c] + b
+        mean, max   over the block
+        most_used   the state with the most attention so far
+
+    The loss that trains f, by `compress_loss`:
+
+        attention        mean |attn(h, old) - attn(h, f(old))|^2
+                         attn(h, m) = softmax(H^(-1/2) hQ (mK)^T) mV
+        reconstruction   mean |old - g(f(old))|^2             g a matrix D x cD with bias
 
     Source: Rae et al. 2020 (arXiv 1911.05507), sec. 3, algorithms 1 and 2 and the auto-encoding
     loss. Gradients are stopped as there: the loss changes W, b and g only (h, old, Q, K, V take

@@ -33,11 +33,12 @@ def _idle(context: Context) -> str:
 class ExpireSpan(MemoryRule):
     """The hidden states whose learned span has not ended, up to the mem_len last of them.
 
-    e_i = L sigmoid(w.x_i + b)                    L = max_span
-    x_i   the hidden state, or what attention reads of it (`spans_of`), the same without pre_lnorm
-    m_ti = max(0, min(1, 1 + (e_i - (t - i)) / R))   R = span_ramp, t - i tokens passed since
-    a'_ti = m_ti a_ti / sum_j m_tj a_tj           a the probabilities of all heads of the layer
-    loss = alpha / T sum_i e_i                    alpha = span_loss, over the T tokens of the segment
+        e_i   = L sigmoid(w.x_i + b)                     L = max_span
+        m_ti  = max(0, min(1, 1 + (e_i - (t - i)) / R))  R = span_ramp, t - i tokens passed since
+        a'_ti = m_ti a_ti / sum_j m_tj a_tj              a the probabilities of all heads of the layer
+        loss  = alpha / T sum_i e_i                      alpha = span_loss, over a segment's T tokens
+
+    x_i is the hidden state, or what attention reads of it (`spans_of`), the same without pre_lnorm.
 
     Source: Sukhbaatar et al. 2021 (arXiv 2105.06548), sec. 4. Remembered states are detached, w and
     b take the gradient of every m_ti between 0 and 1. A state is dropped after the segment in which

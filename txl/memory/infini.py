@@ -23,9 +23,12 @@ from txl.ops.numbers import at_least_float32, is_autocast_on, widened
 class Infini(BesideAttention):
     """Hidden states as in `fifo`, and of those before them a matrix and a norm per head of keys.
 
-    read      A = sigmoid(b) s(Q) M / (s(Q) z) + (1 - sigmoid(b)) A_local        s(x) = ELU(x) + 1, b a number per head
-    linear    M' = M + s(K)^T V                                 z' = z + sum_t s(K_t)
-    delta     M' = M + s(K)^T (V - s(K) M / (s(K) z))           of the tokens that leave the window of mem_len at once
+        read      A  = sigmoid(b) s(Q) M / (s(Q) z) + (1 - sigmoid(b)) A_local
+        linear    M' = M + s(K)^T V                           z' = z + sum_t s(K_t)
+        delta     M' = M + s(K)^T (V - s(K) M / (s(K) z))
+
+    with s(x) = ELU(x) + 1 and b a number per head. Writes are of the tokens that leave the window of
+    mem_len at once.
 
     Source: Munkhdalai et al. 2024 (arXiv 2404.07143), eq. 3 to 6 and 10. As there, Q and K have no
     positions, and a segment reads what was there before it.

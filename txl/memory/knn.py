@@ -36,8 +36,8 @@ class Knn(BesideAttention):
     """Hidden states as in `fifo`, and in one layer keys and values of up to lookup_len tokens
     before them.
 
-    read    A = g A_memory + (1 - g) A_local          g = sigmoid(b), b a number per head
-            A_memory = sum_{i in top k} p_i V_i       p = softmax over the k keys of exp(s) q.K_i, |q| = |K_i| = 1
+        read    A = g A_memory + (1 - g) A_local          g = sigmoid(b), b a number per head
+                A_memory = sum_{i in top k} p_i V_i       p = softmax over the k keys of exp(s) q.K_i, |q| = |K_i| = 1
 
     Source: Wu et al. 2022 (arXiv 2203.08913), sec. 3. Keys and values take no gradient once they
     are stored.

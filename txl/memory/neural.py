@@ -29,15 +29,21 @@ class Neural(BesideAttention):
     """Hidden states as in `fifo`, and a network per head of keys that maps keys of tokens before
     them to values.
 
-    read      A = g f_W(q) + (1 - g) A_local                        g = sigmoid(b), b a number per head of queries
-    f         k W, or silu(k W1) W2                                 |q| = |k| = 1
-    learned   S_t = n_t S_(t-1) - o_t / s grad |f_W(k_t) - v_t|^2   W_t = (1 - a_t) W_(t-1) + S_t, or with
-              `forgets_to` begin, W_0 being the weights that a text begins with, W_0 + (1 - a_t) (W_(t-1) - W_0) + S_t
-    of a token: momentum n, rate o and forgetting a are sigmoids of (h . w + b), one each per head
-    h         its hidden state, or what attention reads of it (`rates_of`), the same without pre_lnorm
-    s = max(1, 2 c)            c = |sum_t p_t x_t x_t^T|, of two layers the sum of both;            | | of Frobenius
-    p_t  with s = 1 how much of the gradient of t is in W, and will be by momentum n / (1 - n) of S, n that of the last
-    x_t  what a layer reads; of the first of two, times |diag(silu'(k_t W1)) W2|
+        read      A   = g f_W(q) + (1 - g) A_local         g = sigmoid(b), b a number per head
+        f         k W, or silu(k W1) W2                    |q| = |k| = 1
+        learned   S_t = n_t S_(t-1) - o_t / s grad |f_W(k_t) - v_t|^2
+                  W_t = (1 - a_t) W_(t-1) + S_t            `forgets_to` nothing
+                  W_t = W_0 + (1 - a_t) (W_(t-1) - W_0) + S_t        begin: the weights at the start
+
+    Momentum n, rate o and forgetting a of a token are sigmoids of (h . w + b), one each per head; h
+    is its hidden state, or what attention reads of it (`rates_of`), the same without pre_lnorm.
+
+    Steps are divided by
+
+        s   = max(1, 2 c),  c = |sum_t p_t x_t x_t^T| (Frobenius), of two layers the sum of both
+        p_t   how much of the gradient of t is in W with s = 1, and will be by momentum
+              n / (1 - n) of S, n that of the last token
+        x_t   what a layer reads; of the first of two, times |diag(silu'(k_t W1)) W2|
 
     Source: Behrouz et al. 2025 (arXiv 2501.00663), eq. 9 to 15, memory as a gate. As in sec. 3.2,
     the gradients of all tokens that leave the window at once are those at the weights before the

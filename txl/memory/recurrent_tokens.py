@@ -21,8 +21,8 @@ class RecurrentTokens(MemoryRule):
     goes through all layers, and what the last one returns for the second m is the m of the next
     segment.
 
-    [_, H', m'] = layers([m, H, m])          m of the first segment is learned
-    m           m' of the segment before, or its norm (`tokens_of`), the same without pre_lnorm
+        [_, H', m'] = layers([m, H, m])          m of the first segment is learned
+        m           m' of the segment before, or its norm (`tokens_of`), the same without pre_lnorm
 
     Source: Bulatov et al. 2022 (arXiv 2207.06881), sec. 3.2, for decoders. Tokens stand at
     consecutive positions and see what is before them, so a segment does not see what is written.

@@ -20,9 +20,8 @@ from txl.registry import (
     NORMS,
     POSITIONS,
     STACKS,
-    readers_in,
+    names_of_settings,
     reads,
-    settings_of_all,
 )
 
 
@@ -141,7 +140,7 @@ def with_memory(config: ModelConfig, memory: str, settings: Mapping[str, Any]) -
     for name, value in settings.items():
         if name in reads(rule):
             continue
-        who = " or ".join(readers_in(MEMORIES, name))
+        who = " or ".join(MEMORIES.owners(name))
         if not who:
             raise TypeError(f"no memory has a setting {name!r}")
         raise UsageError(
@@ -149,7 +148,7 @@ def with_memory(config: ModelConfig, memory: str, settings: Mapping[str, Any]) -
         )
     own = dict(config.own)
     if memory != config.memory:
-        for name in settings_of_all((MEMORIES,)):
+        for name in names_of_settings((MEMORIES,)):
             own.pop(name, None)
         own |= rule.when_added
     return replace(config, memory=memory, own={**own, **settings})

@@ -10,7 +10,7 @@ from txl.ops.linear import Linear
 class NormedHeads(nn.Module):
     """A projection whose heads are normed one by one, with one weight for all of them.
 
-    norm(y) = y / sqrt(mean(y^2) + eps) * w         for each head y of W x + b
+        norm(y) = y / sqrt(mean(y^2) + eps) * w         for each head y of W x + b
 
     Source: queries and keys of Qwen3 (Yang et al. 2025, arXiv 2505.09388, sec. 2); RMSNorm: Zhang
     and Sennrich 2019 (arXiv 1910.07467), eq. 4.

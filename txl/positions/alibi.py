@@ -12,7 +12,7 @@ from txl.positions.base import PositionEncoding, rows_to_pairs
 class Alibi(PositionEncoding):
     """Logits decrease linearly with distance, with one slope per head.
 
-    logit_ts = H^(-1/2) q_t.k_s - m_n (t - s)          m_n = 2^(-8 n / N), n = 1 ... N
+        logit_ts = H^(-1/2) q_t.k_s - m_n (t - s)          m_n = 2^(-8 n / N), n = 1 ... N
 
     Source: Press et al. 2022 (arXiv 2108.12409), sec. 3. If N is not a power of two, as in the
     authors' code: the slopes for the next lower power of two, then every other slope for twice as

@@ -18,8 +18,9 @@ from txl.positions.base import (
 class LearnedAbsolute(PositionEncoding):
     """A learned vector of the position added to what queries and keys are projected from.
 
-    q_t = W_q (x_t + P_t), k_s = W_k (x_s + P_s), v_s = W_v x_s          P a learned table with R
-    rows
+        q_t = W_q (x_t + P_t)
+        k_s = W_k (x_s + P_s)
+        v_s = W_v x_s            P a learned table with R rows
 
     Source: Gehring et al. 2017 (arXiv 1705.03122), sec. 3.1, for the table; Press et al. 2021,
     Shortformer (arXiv 2012.15832), sec. 5, for adding positions in every layer and never to values,

@@ -20,7 +20,7 @@ from txl.positions.base import (
 class LearnedPerLayer(PositionEncoding):
     """A learned vector of the position added to each layer's input.
 
-    x_t <- x_t + P_p          P a learned table with R rows, one per layer; p = position of t
+        x_t <- x_t + P_p          P a learned table with R rows, one per layer; p = position of t
 
     Source: Al-Rfou et al. 2019 (arXiv 1808.04444), "Positional Embeddings";
     kimiyoung/transformer-xl, attn_type 3, where P is `r_emb`.

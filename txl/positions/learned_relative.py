@@ -12,8 +12,9 @@ from txl.positions.base import PositionEncoding, TableSettings, rel_shift, rows_
 class LearnedRelative(PositionEncoding):
     """A learned vector and a learned number for every distance, head and layer.
 
-    logit_ts = H^(-1/2) [ (q_t + u).k_s + q_t.r_(t-s) + b_(t-s) ]          r, b learned tables with
-    R rows
+        logit_ts = H^(-1/2) [ (q_t + u).k_s + q_t.r_(t-s) + b_(t-s) ]
+
+    r and b are learned tables with R rows.
 
     Source: kimiyoung/transformer-xl, attn_type 1, after Shaw et al. 2018 (arXiv 1803.02155), eq. 4.
     r is `r_emb` there, b is `r_bias`, u is `r_w_bias`; its tables hold the farthest distance first,

@@ -17,7 +17,7 @@ from txl.positions.together import terms_of_layers
 class RelSinusoid(PositionEncoding):
     """Relative sinusoids with two learned biases.
 
-    logit_ts = H^(-1/2) [ (q_t + u).k_s + (q_t + v).W_r R_(t-s) ]    R_d = sinusoid of distance d
+        logit_ts = H^(-1/2) [ (q_t + u).k_s + (q_t + v).W_r R_(t-s) ]   R_d: sinusoid of distance d
 
     Source: Dai et al. 2019, sec. 3.3 (terms a to d); appendix B for `txl.ops.rel_attention`.
     u is `r_w_bias` of kimiyoung/transformer-xl, v is `r_r_bias`, W_r is `r_net`.

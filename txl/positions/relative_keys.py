@@ -18,8 +18,9 @@ from txl.positions.base import (
 class RelativeKeys(PositionEncoding):
     """A learned vector per distance, projected to a key of the distance in each layer.
 
-    logit_ts = H^(-1/2) [ q_t.k_s + q_t.W_r P_min(t-s, R-1) ]          P a learned table with R rows
-    of size D
+        logit_ts = H^(-1/2) [ q_t.k_s + q_t.W_r P_min(t-s, R-1) ]
+
+    P is a learned table with R rows of size D.
 
     The term depends on the query's content: term (b) of Dai et al. 2019, sec. 3.3, with learned
     vectors in place of the sinusoids; `deberta` without its third term.

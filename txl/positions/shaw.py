@@ -11,8 +11,8 @@ from txl.positions.base import DistanceSettings, PositionEncoding, rel_shift, re
 class Shaw(PositionEncoding):
     """A learned vector per distance, clipped, added to keys and another one added to values.
 
-    logit_ts = H^(-1/2) q_t.(k_s + aK_min(t-s, k))          out_t = sum_s prob_ts (v_s + aV_min(t-s,
-    k))
+        logit_ts = H^(-1/2) q_t.(k_s + aK_min(t-s, k))
+        out_t    = sum_s prob_ts (v_s + aV_min(t-s, k))
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), eq. 3 and 4, sec. 3.2 for clipping at k =
     `max_distance` (16).

@@ -11,7 +11,7 @@ from txl.positions.base import CountingSettings, PositionEncoding, add_positions
 class SinusoidInput(PositionEncoding):
     """Sinusoids of the position added to the first layer's input.
 
-    x_t = embedding_t + S_p          p = position of t, from the first remembered token
+        x_t = embedding_t + S_p          p = position of t, from the first remembered token
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), sec. 3.5; kimiyoung/transformer-xl, attn_type 2.
     Memory: the first layer stores embeddings without sinusoids and adds those of the current

@@ -15,9 +15,9 @@ from txl.positions.base import DistanceSettings, PositionEncoding, rows_to_pairs
 class T5(PositionEncoding):
     """A learned number per head and bucket of distances, added to the logits.
 
-    logit_ts = H^(-1/2) q_t.k_s + b_bucket(t-s) bucket(d) = d
-    for d < E = n_bucket / 2
-                min(E + floor((n_bucket - E) ln(d / E) / ln(max_distance / E)), n_bucket - 1)  else
+        logit_ts  = H^(-1/2) q_t.k_s + b_bucket(t-s)
+        bucket(d) = d                                  for d < E = n_bucket / 2, else
+                    min(E + floor((n_bucket - E) ln(d / E) / ln(max_distance / E)), n_bucket - 1)
 
     Source: Raffel et al. 2020 (arXiv 1910.10683), sec. 2.1, with the buckets of its code for one
     direction.

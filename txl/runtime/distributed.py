@@ -17,11 +17,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from txl.config import Limits, UsageError, refusal, require
+from txl.errors import RunFailed
 
 T = TypeVar("T")
 
 
-class LostContactError(RuntimeError):
+class LostContactError(RunFailed):
     """Another process of the run has ended or cannot be reached."""
 
 

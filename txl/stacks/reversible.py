@@ -92,7 +92,7 @@ def reversible_layers(
 ) -> tuple[Tensor, Tensor]:
     """The two streams after all layers, (B, T, D) each.
 
-    y1 = x1 + attended(x2),  y2 = x2 + ff(y1)          x2 = y2 - ff(y1),  x1 = y1 - attended(x2)
+        y1 = x1 + attended(x2),  y2 = x2 + ff(y1)          x2 = y2 - ff(y1),  x1 = y1 - attended(x2)
 
     The backward pass goes from the last layer to the first, computing each input from the output
     and gradients from the input. It stores the last output and each layer's random state (for

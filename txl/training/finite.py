@@ -6,11 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from txl.errors import RunFailed
 from txl.model.streams import Memory, of_rows, per_row
 from txl.runtime.distributed import Ranks, local
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(RunFailed):
     """A gradient is not finite (its update was not made), or a weight is not."""
 
 

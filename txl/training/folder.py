@@ -168,7 +168,7 @@ def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         saved = checkpoint.record["train"]
         _require_known_parts(saved)
         saved = _with_current_values(saved)
-        require_fields(saved, hints_of(TrainConfig))
+        require_fields(saved, hints_of(TrainConfig, saved))
         inherited = {}
         for name, value in saved.items():
             if name not in OF_ONE_START:

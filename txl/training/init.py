@@ -14,19 +14,13 @@ from txl.training.config import TrainConfig
 def init_weights(model: nn.Module, config: TrainConfig) -> None:
     """Initialise all weights of a model, or of a part of one, as the original does.
 
-    | weights                                                     | drawn from
-    |
-    |-------------------------------------------------------------|----------------------------------------------|
-    | matrices of the layers, embeddings, cluster_weight, u and v | N(0, init_std) or U(-init_range,
-    init_range) |
-    | projections of embeddings and softmax                       | N(0, proj_init_std)
-    |
-    | weights of norms                                            | N(1, init_std)
-    |
-    | biases                                                      | 0
-    |
-    | biases of gates                                             | gate_bias
-    |
+        weights                                                       drawn from
+        matrices of the layers, embeddings, cluster_weight, u and v   N(0, init_std), or U(-a, a)
+                                                                      with a = init_range
+        projections of embeddings and softmax                         N(0, proj_init_std)
+        weights of norms                                              N(1, init_std)
+        biases                                                        0
+        biases of gates                                               gate_bias
 
     Position encodings and memories with their own initialisation come last, see their
     `reset_parameters`.

@@ -20,8 +20,8 @@ class Lamb(torch.optim.Optimizer):
     """Adam whose step is scaled, matrix by matrix, to the norm of the weights (You et al. 2020,
     algorithm 2).
 
-    x <- x - lr * |x| / |r| * r          r = m / (sqrt(v) + eps) + weight_decay x, m and v
-    bias-corrected as in Adam
+        x <- x - lr * |x| / |r| * r
+        r  = m / (sqrt(v) + eps) + weight_decay x      m and v bias-corrected as in Adam
 
     The ratio is 1 where either norm is 0.
     """

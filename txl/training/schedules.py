@@ -15,12 +15,12 @@ _LONGEST_WARMUP = 0.1
 class Schedule:
     """The learning rate of each update, in three ways, each with a formula of its own:
 
-    by_update  --warmup_convention txl: it rises linearly over the first warmup_step updates, from
-               lr / warmup_step to lr
-    as_in_2019 --warmup_convention original, as in kimiyoung/transformer-xl, where the rate is set
-               after each update: the first update uses the full lr, update k < warmup_step uses
-               k lr / warmup_step
-    by_clock   --minutes: the warmup ends after a tenth of the time at the latest
+        by_update  --warmup_convention txl: it rises linearly over the first warmup_step updates, from
+                   lr / warmup_step to lr
+        as_in_2019 --warmup_convention original, as in kimiyoung/transformer-xl, where the rate is set
+                   after each update: the first update uses the full lr, update k < warmup_step uses
+                   k lr / warmup_step
+        by_clock   --minutes: the warmup ends after a tenth of the time at the latest
 
     Updates are counted from 0; the formulas have n = update + 1. Settings of its own are a
     dataclass `Settings` inside the class.

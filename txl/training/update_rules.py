@@ -4,17 +4,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from txl.config import Checked, option
-from txl.model.transformer import Body
 from txl.registry import OPTIMIZERS
-from txl.runtime.distributed import is_in_shards
 from txl.training.config import TrainConfig
-from txl.training.optimizers import Lamb, Muon
+
+if TYPE_CHECKING:  # PyTorch is imported where an optimizer is built: --help shows settings without
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from txl.model.transformer import Body
 
 
 class UpdateRule:
@@ -43,11 +43,11 @@ class UpdateRule:
         """
         raise NotImplementedError
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: "list[nn.Parameter]") -> "Optimizer":
         """The optimizer of these parameters, with the learning rate `config.lr`."""
         raise NotImplementedError
 
-    def matrices(self, model: Body) -> list[Tensor]:
+    def matrices(self, model: "Body") -> "list[Tensor]":
         """The parameters of a model that it takes, if it leaves others to `beside`."""
         return []
 
@@ -81,7 +81,9 @@ class Adam(UpdateRule):
     def kept(self) -> tuple[str, ...]:
         return ("step", "exp_avg", "exp_avg_sq")
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: "list[nn.Parameter]") -> "Optimizer":
+        import torch
+
         return torch.optim.Adam(parameters, fused=True, **self.rates())
 
     def rates(self) -> dict[str, Any]:
@@ -101,7 +103,9 @@ class AdamW(Adam):
     Source: Loshchilov & Hutter 2019.
     """
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: "list[nn.Parameter]") -> "Optimizer":
+        import torch
+
         return torch.optim.AdamW(parameters, fused=True, **self.rates())
 
 
@@ -112,7 +116,9 @@ class LAMB(Adam):
     reads_device = False  # its count is on the host
     default_epsilon = 1e-6
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: "list[nn.Parameter]") -> "Optimizer":
+        from txl.training.optimizers import Lamb
+
         return Lamb(parameters, **self.rates())
 
 
@@ -133,7 +139,11 @@ class SGD(UpdateRule):
             return ("momentum_buffer",)
         return ()
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: "list[nn.Parameter]") -> "Optimizer":
+        import torch
+
+        from txl.runtime.distributed import is_in_shards
+
         in_shards = any(map(is_in_shards, parameters))  # they have no fused SGD
         return torch.optim.SGD(
             parameters,
@@ -150,7 +160,9 @@ class Adagrad(UpdateRule):
     def kept(self) -> tuple[str, ...]:
         return ("step", "sum")
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: "list[nn.Parameter]") -> "Optimizer":
+        import torch
+
         decay = self.config.weight_decay
         return torch.optim.Adagrad(parameters, lr=self.config.lr, weight_decay=decay)
 
@@ -175,13 +187,15 @@ class MuonAndAdamW(UpdateRule):
     def kept(self) -> tuple[str, ...]:
         return ("momentum_buffer",)
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: "list[nn.Parameter]") -> "Optimizer":
+        from txl.training.optimizers import Muon
+
         return Muon(parameters, lr=self.config.lr, weight_decay=self.config.weight_decay)
 
     def beside(self) -> UpdateRule:
         return AdamW(self.config)
 
-    def matrices(self, model: Body) -> list[Tensor]:
+    def matrices(self, model: "Body") -> "list[Tensor]":
         """Those that mix features of hidden states, and with `muon_positions` those of the position
         encodings.
         """
@@ -194,7 +208,7 @@ class MuonAndAdamW(UpdateRule):
         return [*dict.fromkeys([*mixing, *inside])]
 
 
-def hidden_matrices(model: Body) -> list[Tensor]:
+def hidden_matrices(model: "Body") -> "list[Tensor]":
     """The matrices of the layers' attention and feed-forward networks that mix features of hidden
     states: what Muon updates (Jordan et al. 2024).
     """
@@ -210,6 +224,8 @@ def hidden_matrices(model: Body) -> list[Tensor]:
     return mixing
 
 
-def _linear_weights(modules: Iterable[nn.Module]) -> list[Tensor]:
+def _linear_weights(modules: "Iterable[nn.Module]") -> "list[Tensor]":
     """The weights of those modules that are matrix products."""
+    from torch import nn
+
     return [module.weight for module in modules if isinstance(module, nn.Linear)]

@@ -12,8 +12,8 @@ from lab.studies.figures import Figures
 from lab.studies.fill import main, rendered
 from lab.studies.page_tables import KINDS, Asked
 from tests.forks import ROOT
-from txl.cli.run import run
 from txl.errors import UsageError
+from txl.programs.run import run
 
 BINS = [(0, 1, 2, 5.0), (2, 3, 6, 4.0), (4, 9, 10, 3.0)]
 

@@ -738,7 +738,7 @@ def test_a_study_ends_with_a_page_if_it_is_asked_for(
 ) -> None:
     def report_in_here(words: list[str]) -> int:
         more = ["--sample_length", "3", "--attended", "20", "--mem_len", "0", "8"]
-        import_module("txl.commands.report").main([*words, *more])
+        import_module("txl.programs.report").main([*words, *more])
         return 0
 
     monkeypatch.setattr(runner, "_program", in_here)
@@ -772,7 +772,7 @@ def real(write_text: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def in_here(task: Task, line: list[str], **_: Any) -> None:
-    assert not import_module(f"txl.commands.{line[0]}").main(line[1:])
+    assert not import_module(f"txl.programs.{line[0]}").main(line[1:])
 
 
 def test_a_stopped_training_is_gone_on_with(

@@ -1,8 +1,8 @@
 """Test-time adaptation: predictors for `txl.evaluation.score.evaluate`, and which of them the flags
 ask for.
 
-DynamicEvaluation   gradient steps on the evaluated text                   Krause et al. 2018, 2019
-ContinuousCache     recent words, retrieved by similar hidden states       Grave et al. 2017
+    DynamicEvaluation   gradient steps on the evaluated text                   Krause et al. 2018, 2019
+    ContinuousCache     recent words, retrieved by similar hidden states       Grave et al. 2017
 """
 
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from txl.config import Context, require
+from txl.evaluation.config import CacheConfig, DynamicConfig
 from txl.evaluation.reading import Predictor, ScoredRows
 from txl.evaluation.test_time.dynamic import (
     RMS,
-    DynamicConfig,
     DynamicEvaluation,
     gradient_statistics,
 )
-from txl.evaluation.test_time.mixture import CacheConfig, ContinuousCache, Mixture, Source
+from txl.evaluation.test_time.mixture import ContinuousCache, Mixture, Source
 from txl.inference.frozen import Frozen
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks

@@ -20,23 +20,20 @@ minimum: its learning rate and epsilon are sqrt(N) times those here.
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from txl.config import OWN, Checked, Context, NamesParts, UsageError, option, require
+from txl.config import Checked, Context, UsageError, option
+from txl.evaluation.config import DynamicConfig
 from txl.evaluation.reading import Segments, of_counted, predicted_segments
-from txl.evaluation.test_time.method import MethodSettings
 from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
-from txl.registry import ADAPTATION_RULES
 
 Weights = dict[str, Tensor]
 """Tensors by parameter name, tied parameters once."""
-OFF = "off"
-"""The value of --dynamic without dynamic evaluation."""
 
 
 class AdaptationRule:
@@ -99,74 +96,6 @@ class RMS(AdaptationRule):
     def scaled(self, name: str, gradient: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
         back *= (self.rms[name] * self.decay).clamp_(max=1)
         return gradient / (self.rms[name] + self.epsilon), back  # a gradient may be expanded
-
-
-@dataclass(frozen=True, kw_only=True, init=False)
-class DynamicConfig(NamesParts, MethodSettings):
-    """Dynamic evaluation (Krause et al. 2018, 2019): gradient steps on the evaluated text."""
-
-    parts = (ADAPTATION_RULES,)
-    dynamic: str = option(
-        OFF,
-        "update the weights by SGD or RMS after each scored segment; --batch_size defaults to 1, as"
-        " parallel streams adapt the same weights and the result depends on their number",
-    )
-    dynamic_lr: float | None = option(
-        None,
-        "learning rate; tune it on valid, large models need much less (default: 0.05 for sgd,"
-        " 0.0001 for rms)",
-        above=0,
-        when=("dynamic",),
-    )
-    dynamic_decay: float = option(
-        0.001,
-        "decay towards the trained weights per update, for rms on average",
-        minimum=0,
-        maximum=1,
-        when=("dynamic",),
-    )
-    own: dict[str, Any] = field(default_factory=dict, metadata=OWN)
-
-    def __post_init__(self) -> None:
-        if self.is_on:
-            ADAPTATION_RULES.require_known(self.dynamic)
-        super().__post_init__()
-
-    @property
-    def name(self) -> str:
-        if self.dynamic == OFF:
-            return ""
-        return f"dynamic {self.dynamic}"
-
-    @property
-    def rule(self) -> type[AdaptationRule]:
-        """The class of the rule, if it is on."""
-        return ADAPTATION_RULES[self.dynamic]
-
-    @property
-    def reads_training_text(self) -> bool:
-        return self.is_on and self.rule.reads_training_text
-
-    @property
-    def lr(self) -> float:
-        """The learning rate."""
-        if self.dynamic_lr is not None:
-            return self.dynamic_lr
-        return self.rule.default_lr
-
-    def check(self, dtype: str, world: int) -> None:
-        if not self.is_on:
-            return
-        require(
-            dtype == "float32",
-            f"--dtype {dtype} and --dynamic {self.dynamic}: autocast caches the weights, which"
-            " would not adapt; drop one of the two",
-        )
-        require(
-            world == 1,
-            f"--dynamic {self.dynamic}: adapts one set of weights to one text; run one process, not"
-            f" {world}",
-        )
 
 
 class Adapted(NamedTuple):

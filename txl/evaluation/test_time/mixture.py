@@ -14,15 +14,14 @@ not have.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from txl.config import Context, option
+from txl.config import Context
+from txl.evaluation.config import CacheConfig
 from txl.evaluation.test_time.dynamic import DynamicEvaluation
-from txl.evaluation.test_time.method import MethodSettings
 from txl.inference.frozen import Frozen
 from txl.model.transformer import TransformerXL
 
@@ -103,39 +102,6 @@ def mixed_nll(nll: Tensor, score_K: Tensor, is_target_K: Tensor, share: float) -
     log_q = score_K.masked_fill(~is_target_K, -torch.inf).logsumexp(-1) - total
     log_share, log_rest = torch.tensor([share, 1 - share], dtype=nll.dtype, device=nll.device).log()
     return torch.where(total.isneginf(), nll, -torch.logaddexp(log_rest - nll, log_share + log_q))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheConfig(MethodSettings):
-    """The continuous cache (Grave et al. 2017): recent words, retrieved by
-    similar hidden states.
-    """
-
-    cache_size: int = option(
-        0,
-        "tokens in the cache (0: no cache); streams warm up on that much text before them",
-        minimum=0,
-    )
-    cache_theta: float = option(
-        0.1,
-        "sharpness of the cache: factor of the hidden states' dot products",
-        minimum=0,
-        maximum=1e30,
-        when=("cache_size",),
-    )
-    cache_lambda: float = option(
-        0.15, "interpolation weight of the cache", above=0, below=1, when=("cache_size",)
-    )
-
-    @property
-    def name(self) -> str:
-        if self.cache_size:
-            return "cache"
-        return ""
-
-    @property
-    def n_warmup(self) -> int:
-        return self.cache_size
 
 
 class Pairs(NamedTuple):

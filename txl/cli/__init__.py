@@ -1,1 +1,0 @@
-"""Command lines: programs are started, flags read, errors told in one line."""

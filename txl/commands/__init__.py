@@ -1,1 +1,0 @@
-"""The programs: train, eval, generate, convert."""

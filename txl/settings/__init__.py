@@ -1,0 +1,1 @@
+"""Settings: fields become flags, values come in layers from presets, files and command lines."""
