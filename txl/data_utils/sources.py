@@ -52,13 +52,13 @@ def sources_of(data: tuple[str, ...] | str) -> Sources:
     A split is named by a file, such as valid.txt, wiki.test.tokens or validation-00000.parquet, or
     by its innermost folder that names one, of those below a root:
 
-    | --data | roots |
-    |---|---|
-    | text | text |
-    | text/*/a.txt | text, the part before the first wildcard |
-    | text/train text/valid | text: every argument, or several of them, name different splits |
-    | text/train other | the folders that hold text/train and other |
-    | a.txt b.txt | the folder of each |
+        | --data | roots |
+        |---|---|
+        | text | text |
+        | text/*/a.txt | text, the part before the first wildcard |
+        | text/train text/valid | text: every argument, or several of them, name different splits |
+        | text/train other | the folders that hold text/train and other |
+        | a.txt b.txt | the folder of each |
 
     Raises:
         DataError: if there are no files, or a file or folder cannot be read.

@@ -1,7 +1,8 @@
 """Draw a page, report.html: what memory is worth to a trained model, where in its text, and how it
 was made:
 
-txl report RUN                  python -m txl report RUN RUN --out compared.html
+    txl report RUN
+    python -m txl report RUN RUN --out compared.html
 
 The page is one file without network. What it shows is kept in report.json beside it, from which it
 is drawn again without the model, by the same command or by txl report report.json.

@@ -1,7 +1,7 @@
 """Score any text with a trained Transformer-XL, from its first token on:
 
-txl score FILE --work_dir RUN --per_token FILE.tsv           python eval.py --text FILE --work_dir
-RUN ...
+    txl score FILE --work_dir RUN --per_token FILE.tsv
+    python eval.py --text FILE --work_dir RUN ...
 
 --each line scores each line alone.
 """

@@ -1,6 +1,7 @@
 """Does a memory help on a text of your own? Trains a small model on it for minutes and says so:
 
-txl try TEXT [--minutes 5]                  ./run_wt103.sh try TEXT
+    txl try TEXT [--minutes 5]
+    ./run_wt103.sh try TEXT
 
 TEXT is what --data takes: a file, a folder, a glob, an address. The run folder is one like any
 other. Flags of train.py override what is chosen by the size of the text.
