@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2154 # environment.sh sets python
 # Run the tests, in an environment created where it is missing. Arguments go to pytest: ./run_tests.sh -m "not slow"
-# TXL_LONG_TESTS=1 adds the long part; see docs/testing.md.
+# TXL_LONG_TESTS=1 adds the long part; see CONTRIBUTING.md.
 set -euo pipefail
 
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)

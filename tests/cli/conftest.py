@@ -23,7 +23,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import sign
+from txl import plugins
 from txl.programs.run import run
+from txl.registry import ALL_PARTS, DATA_SETS, SOURCES
 from txl.training import metrics
 
 WORDS = [
@@ -300,3 +302,12 @@ def ctrl_c() -> Iterator[Callable[[], None]]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda: signal.raise_signal(signal.SIGINT)
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What a file of --plugin defines is there in its own process only; here it is taken back."""
+    yield
+    plugins._loaded.clear()
+    for registry in (*ALL_PARTS, DATA_SETS, SOURCES):
+        registry._added.clear()

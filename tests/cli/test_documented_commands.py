@@ -28,6 +28,7 @@ import torch
 
 from tests.cli.conftest import WORDS, train_here
 from tests.cli.test_flags import read
+from tests.cli.test_plugins import of_page
 from tests.conftest import long_test
 from tests.forks import ROOT
 from txl import ModelConfig, TransformerXL
@@ -242,6 +243,7 @@ def workplace(stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     training = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     (settings,) = (body for language, body in BLOCK.findall(training) if language == "toml")
     (tmp_path / "mine.toml").write_text(settings)
+    (tmp_path / "my_memory.py").write_text(of_page("extending.md", "my_memory"))
     (tmp_path / "my.txt").write_text("bab bad\n")
     (tmp_path / "input.txt").write_text("\n\n".join(f"ROMEO:\nbab bad {i}" for i in range(200)))
     rows = [{"text": f"row {i}"} for i in range(20)]
@@ -281,7 +283,7 @@ def complete(line: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("page", sorted({key.partition(":")[0] for key in IN_PROCESS}))
-@pytest.mark.usefixtures("workplace", "undrawn")
+@pytest.mark.usefixtures("workplace", "undrawn", "forgotten")
 def test_programs_run_as_the_page_says(call: Call, stock: Path, page: str) -> None:
     others = {line for key, line in IN_PROCESS.items() if key.partition(":")[0] < page}
     for line in sorted(

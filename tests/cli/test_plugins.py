@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,11 @@ import txl
 from tests.cli.conftest import WORDS, Here
 from txl import Context, ModelConfig, TransformerXL, plugins
 from txl.config import UsageError
-from txl.registry import ALL_PARTS, DATA_SETS, GATES, MEMORIES, OPTIMIZERS, SOURCES
+from txl.registry import DATA_SETS, GATES, MEMORIES, OPTIMIZERS, SOURCES
 from txl.training.config import TrainConfig
 from txl.training.estimate import optimizer_bytes, weight_bytes
+
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 MEMORY = """
 from dataclasses import dataclass
@@ -94,10 +95,10 @@ class Uniform(nn.Module):
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def of_page(page: str) -> str:
-    """The plug-in that a page shows."""
+def of_page(page: str, name: str = r"my_\w+") -> str:
+    """The plug-in of this name that a page shows."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    block = r"^```python\n(# my_\w+\.py; (?:train|eval)\.py --plugin .*?)^```$"
+    block = rf"^```python\n(# {name}\.py; (?:train|eval)\.py --plugin .*?)^```$"
     (file,) = re.findall(block, text, re.MULTILINE | re.DOTALL)
     return str(file)
 
@@ -128,15 +129,6 @@ class Sign(AdaptationRule):
         return gradient.sign(), back * self.decay
 """
 TINY = {"n_token": 9, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What a file defines is there in its own process only; here it is taken back."""
-    yield
-    plugins._loaded.clear()
-    for registry in (*ALL_PARTS, DATA_SETS, SOURCES):
-        registry._added.clear()
 
 
 @pytest.fixture
@@ -207,11 +199,11 @@ def test_encodings_gates_and_rules_come_from_files_too(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
 
 
-@pytest.mark.parametrize("page", ["attention.md", "encodings.md", "memory.md"])
+@pytest.mark.parametrize("part", ["my_rule", "my_encoding", "my_memory"])
 def test_the_file_that_a_page_shows_is_used_by_the_command_line_in_it(
-    here: Here, page: str
+    here: Here, part: str
 ) -> None:
-    text = of_page(page)
+    text = of_page("extending.md", part)
     name, _, line = text.splitlines()[0].removeprefix("# ").partition("; train.py ")
     Path(name).write_text(text)
     here(f"train --work_dir run --overwrite {line} --eval_tgt_len 8 --max_step 2")
@@ -223,9 +215,9 @@ def test_the_file_that_a_page_shows_is_used_by_the_command_line_in_it(
     here(f"generate --plugin {name} --work_dir run --prompt ba --length 3")
 
 
-@pytest.mark.parametrize("page", ["attention.md", "encodings.md"])
-def test_two_segments_equal_one_pass_with_the_part_of_a_page(tmp_path: Path, page: str) -> None:
-    text = of_page(page)
+@pytest.mark.parametrize("part", ["my_rule", "my_encoding"])
+def test_two_segments_equal_one_pass_with_the_part_of_a_page(tmp_path: Path, part: str) -> None:
+    text = of_page("extending.md", part)
     name, flag, chosen = re.findall(r"^# (\S+); .*--(\w+) (\w+)$", text, re.MULTILINE)[0]
     (tmp_path / name).write_text(text)
     txl.plugin(tmp_path / name)
@@ -241,7 +233,7 @@ def test_two_segments_equal_one_pass_with_the_part_of_a_page(tmp_path: Path, pag
 def test_the_memory_of_its_page_keeps_every_other_state_and_says_what_it_lacks(
     here: Here,
 ) -> None:
-    Path("my_memory.py").write_text(of_page("memory.md"))
+    Path("my_memory.py").write_text(of_page("extending.md", "my_memory"))
     txl.plugin("my_memory.py")
     model = TransformerXL(ModelConfig(**TINY, memory="every_other"))
     ids = torch.randint(0, 9, (2, 6))

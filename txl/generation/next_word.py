@@ -1,8 +1,22 @@
 """The next word, drawn with no more clusters of the adaptive softmax computed than it depends on.
 
 Only the needed parts of the next word's distribution are computed: the head, and the tail clusters
-that the sampled word or the top_p decision depends on. docs/generation.md proves that the sampling
-is exact.
+that the sampled word or the top_p decision depends on.
+
+Why sampling is exact. P_c is the probability of cluster c, p_w <= P_c that of its words, a is
+1 / temperature. A closed cluster, whose words have not been computed, of n words has a total
+weight of at least P_c^a min(1, n^(1-a)) and at most U_c = P_c^a max(1, n^(1-a)): one word has all
+the probability, or all have the same. Sample among the computed words, by p_w^a, and the closed
+clusters, by U_c. A computed word is the result. A closed cluster is computed: word w is the result
+with probability p_w^a / U_c, and with the rest one starts again, with the cluster open. So in each
+round every word is the result with probability p_w^a over the sum of the weights, computed or not.
+There are at most as many extra rounds as clusters. A banned word has weight 0, and a closed cluster
+with banned words the lower bound 0.
+
+With top_p a sampled word is the result only if it is in the nucleus. It is, if the likelier
+computed words and the U_c of clusters with P_c >= p_w weigh less than top_p of the lower bound of
+the total. If that does not decide, the likeliest closed cluster is computed. At temperature 0 a
+closed cluster with P_c below the likeliest computed word holds no likelier one.
 """
 
 import math

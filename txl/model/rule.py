@@ -53,7 +53,7 @@ class Traits:
 
 class MemoryRule(nn.Module):
     """What a layer remembers of earlier segments, and how it reads it: a part of the layer, with
-    weights of its own if it needs some. To add one, see docs/memory.md.
+    weights of its own if it needs some. To add one, see docs/extending.md.
 
     A checkpoint stores every tensor of a `State`. What is kept of one row never depends on others.
     Settings of its own are the dataclass `Settings` inside the class, see

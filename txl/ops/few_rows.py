@@ -4,8 +4,8 @@ large weights.
 With so few rows, reading the weights takes the time. For x W^T, PyTorch's CPU BLAS (MKL) on AMD
 processors first packs W or runs on one thread; for W x^T with at least two columns it reads W once
 with all threads. On 2 cores of an AMD EPYC this is 2.1 to 2.6 times as fast with one row, 2 to 7
-times with two to four (`docs/speed.md`). On an Intel Xeon x W^T is the faster one, 2.7 times for a
-row and 2,100 x 410 weights, so the processor's vendor decides. Results agree up to rounding.
+times with two to four (`lab/docs/speed.md`). On an Intel Xeon x W^T is the faster one, 2.7 times
+for a row and 2,100 x 410 weights, so the processor's vendor decides. Results agree up to rounding.
 """
 
 import torch
