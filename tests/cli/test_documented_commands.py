@@ -96,7 +96,7 @@ CONVERSIONS = {
 MODULES = {
     key: line
     for key, line in COMMANDS.items()
-    if line.startswith("python -m ") and key not in CONVERSIONS
+    if line.startswith("python -m ") and key not in CONVERSIONS and " lab." not in line
 }
 SCRIPTS = {
     key: line for key, line in COMMANDS.items() if re.search(r"\brun_\w+\.sh|^sbatch ", line)
@@ -106,8 +106,9 @@ INSTALLED = {key: line for key, line in COMMANDS.items() if line.startswith("pip
 OTHERS = {
     key: line
     for key, line in COMMANDS.items()
-    if line.startswith(("bash lab/benchmarks/", "lab/scripts/get_"))
+    if line.startswith(("bash lab/benchmarks/", "lab/scripts/get_", "python -m lab."))
 }
+"""Of the laboratory, whose tests try them."""
 
 EXAMPLES = {key: line for key, line in COMMANDS.items() if line.startswith("python examples/")}
 
