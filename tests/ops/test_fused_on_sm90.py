@@ -16,7 +16,15 @@ ROOT = Path(__file__).parents[2]
 SHARED_BYTES = 227 * 1024  # what one program may have on sm_90
 # the rest is in lab/benchmarks/results/aot-sm90.md; a case takes 15 s
 CASES = [(128, "bfloat16", 0.1), (41, "float32", 0.0)]
-KERNELS = {"queries", "forward", "deltas", "backward_queries", "backward_keys", "backward_places"}
+KERNELS = {
+    "queries",
+    "forward",
+    "deltas",
+    "backward_queries",
+    "backward_keys",
+    "backward_places",
+    "sum_parts",
+}
 KERNELS |= {"forward_split", "join"}  # of few queries over many keys
 # of a backward pass that stores the gradient of the logits
 KERNELS |= {"kept_keys", "kept_queries", "kept_places"}
