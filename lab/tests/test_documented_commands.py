@@ -8,10 +8,7 @@ from tests.cli.test_documented_commands import commands
 from tests.cli.test_documented_commands import test_a_module_has_its_flags as has_its_flags
 from tests.forks import ROOT
 
-PAGES = [
-    *(ROOT / folder / "README.md" for folder in ("", "lab")),
-    *(page for folder in ("docs", "lab/docs") for page in sorted((ROOT / folder).glob("*.md"))),
-]
+PAGES = [*ROOT.glob("README.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("lab/**/*.md")]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 LINES = sorted({line for line in commands(TEXT) if line.startswith("python -m lab.")})
 

@@ -209,14 +209,16 @@ def factor_of_turned(settings: Rotary.Settings) -> float:
 def scaled(period_C: Tensor, settings: Rotary.Settings, *, is_long: bool) -> Tensor:
     """Frequencies w for texts longer than those of the first training; `period_C` is 1 / w.
 
-    linear      w / factor (Chen et al. 2023, arXiv 2306.15595, eq. 3)
-    llama3      of a frequency that turns n times within trained_len: w / factor for n < low, w for
-                n > high, and between them (1 - s) w / factor + s w with s = (n - low) / (high - low)
-                (Grattafiori et al. 2024, arXiv 2407.21783, and the authors' code)
-    yarn        as llama3 with s linear in the channel, see `_share_kept` (Peng et al. 2023, arXiv
-                2309.00071, sec. 3.2, and the authors' code; in the paper s is linear in n)
-    longrope    w / short_c in a context that reaches trained_len tokens at most, else w / long_c
-                (Ding et al. 2024, arXiv 2402.13753, sec. 3)
+    What becomes of them, by `rope_scaling`:
+
+        linear      w / factor (Chen et al. 2023, arXiv 2306.15595, eq. 3)
+        llama3      of a frequency that turns n times within trained_len: w / factor for n < low, w for
+                    n > high, and between them (1 - s) w / factor + s w with s = (n - low) / (high - low)
+                    (Grattafiori et al. 2024, arXiv 2407.21783, and the authors' code)
+        yarn        as llama3 with s linear in the channel, see `_share_kept` (Peng et al. 2023, arXiv
+                    2309.00071, sec. 3.2, and the authors' code; in the paper s is linear in n)
+        longrope    w / short_c in a context that reaches trained_len tokens at most, else w / long_c
+                    (Ding et al. 2024, arXiv 2402.13753, sec. 3)
     """
     freq_C = 1.0 / period_C
     factor = settings.rope_factor

@@ -7,7 +7,8 @@ import pytest
 from lab.studies import runner
 from lab.studies.plan import read_study
 from lab.studies.runner import require_flags, run_study
-from tests.cli.test_plugins import forgotten, memory
+from tests.cli.conftest import forgotten
+from tests.cli.test_plugins import memory
 from txl.config import UsageError
 
 __all__ = ["forgotten", "memory"]
