@@ -1,5 +1,6 @@
 """The kernel of the head's loss against the definition, run by Triton's interpreter."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.ops import linear_cross_entropy as module
 from txl.ops.linear_cross_entropy import linear_cross_entropy
 from txl.ops.lookup import Room, shapes_for_any_ids
+from txl.ops.table import split_table
 
 pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
 
@@ -108,3 +110,23 @@ def test_clusters_with_room_by_the_kernel_are_those_of_the_definition(
     with shapes_for_any_ids(room):
         found = results()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_part_of_a_table_that_is_used_twice_has_both_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_has_kernel", lambda *_: True)
+    table_VE = torch.randn(12, 6, requires_grad=True)
+    hidden_LE = torch.randn(5, 6)
+    targets = torch.randint(0, 5, (2, 5))
+
+    def gradient(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        losses = [
+            linear_cross_entropy(hidden_LE, parts[1], torch.zeros(5), t, same_weight=True)
+            for t in targets
+        ]
+        return torch.autograd.grad(torch.cat(losses).mean(), table_VE)[0]
+
+    torch.testing.assert_close(
+        gradient(split_table(table_VE, [7, 5])), gradient(table_VE.split([7, 5]))
+    )

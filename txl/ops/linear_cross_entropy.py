@@ -26,7 +26,7 @@ from txl.ops import onednn
 from txl.ops.linear import CAST_PAYS, linear, linear_in_part
 from txl.ops.lookup import NO_WORD
 from txl.ops.numbers import HAS_TRITON, at_least_float32, on_gpu, product_dtype, widened
-from txl.ops.table import gradient_place_of
+from txl.ops.table import take_gradient_place
 
 IN_CACHE = 2**20
 """Logits whose softmax is computed at once on a CPU, in float32."""
@@ -77,8 +77,8 @@ def linear_cross_entropy(
         same_weight: promises that the backward pass, if there is one, comes with the same gradient
             for every token that counts, as that of a mean or a sum is. With others the gradients of
             weight and bias are NaN.
-        all_count: False: a target may be `NO_WORD`, whose nats are 0. The first one is only where
-            all are.
+        all_count: False: a target may be `NO_WORD`, whose nats are 0. The first target is `NO_WORD`
+            only if all are.
     """
     learns = torch.is_grad_enabled()
     if hidden_LE.device.type == "cpu" and not learns and all_count:
@@ -95,7 +95,7 @@ def linear_cross_entropy(
     if len(hidden_LE) <= n_token and not is_large:
         return _nats(hidden_LE, weight_VE, bias_V, target_L)
     if makes_gradients:
-        place = gradient_place_of(weight_VE)
+        place = take_gradient_place(weight_VE)
         return _NatsAndGradients.apply(hidden_LE, weight_VE, bias_V, target_L, n_token, place)
     pieces = zip(hidden_LE.split(n_token), target_L.split(n_token), strict=True)
     if not learns:  # `checkpoint` would import torch._dynamo for nothing: 140 MiB

@@ -52,7 +52,7 @@ class _Split(torch.autograd.Function):
 
 
 def split_table(table_VE: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Parts of so many rows. Whoever makes the gradient of one may put it where `gradient_place_of`
+    """Parts of so many rows. Whoever makes the gradient of one may put it where `take_gradient_place`
     says.
     """
     if not torch.is_grad_enabled() or not table_VE.requires_grad:
@@ -64,6 +64,8 @@ def split_table(table_VE: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     return parts
 
 
-def gradient_place_of(part_RE: Tensor) -> Callable[[], Tensor] | None:
-    """What gives the place for the gradient of a part of a table; None: it is no such part."""
-    return getattr(part_RE, "gradient_place", None)
+def take_gradient_place(part_RE: Tensor) -> Callable[[], Tensor] | None:
+    """What gives the place for the gradient of a part of a table. None: it is no such part, or the
+    place is taken: the gradient of a second use is added by autograd.
+    """
+    return vars(part_RE).pop("gradient_place", None)
