@@ -104,15 +104,9 @@ class Kernels(TorchDispatchMode):
 
     def note(self, name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> None:
         """Count the kernels of one operator."""
-        if not self.is_on:
-            return
-        part = self.parts[self.part]
-        part.launches[name] += launches_of(name, args, written)
-        if name in PRODUCTS:
-            left, right = args[1:3] if "add" in name else args[:2]
-            part.flop += 2 * left.numel() * right.shape[-1]
-        elif not name.startswith("rel_attention"):
-            part.n_byte += bytes_of(name, args, read, written)
+        if self.is_on:
+            kernel = Kernel(name, args, bytes_of(name, args, read, written))
+            self._count(self.part, kernel, launches_of(name, args, written))
 
     def unseen(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, run without this mode: torch.compile leaves alone what a mode looks at."""
@@ -148,10 +142,13 @@ class Kernels(TorchDispatchMode):
 
     def note_compiled(self, kernel: Kernel, is_backward: bool) -> None:
         """Count a kernel of a compiled layer."""
-        if not self.is_on:
-            return
-        part = self.parts["backward" if is_backward else self.part]
-        part.launches[kernel.name] += launches_of(kernel.name, kernel.args, [])
+        if self.is_on:
+            part = "backward" if is_backward else self.part
+            self._count(part, kernel, launches_of(kernel.name, kernel.args, []))
+
+    def _count(self, name: str, kernel: Kernel, n_launch: int) -> None:
+        part = self.parts[name]
+        part.launches[kernel.name] += n_launch
         if kernel.name in PRODUCTS:
             left, right = kernel.args[1:3] if "add" in kernel.name else kernel.args[:2]
             part.flop += 2 * left.numel() * right.shape[-1]

@@ -154,7 +154,8 @@ class AdaptiveSoftmax(nn.Module):
     def _logits(self, hidden: Tensor, i: int) -> Tensor:
         """Of the words of cluster i; of the head also those of the tail clusters as a whole."""
         hidden = self._projected(hidden, i)
-        logit = part_of_linear(self._part(i)[0], hidden, *self._part(i)[1:])
+        layer, first, last = self._part(i)
+        logit = part_of_linear(layer, hidden, first, last)
         if i > 0 or self.n_tail == 0:
             return logit
         return torch.cat([logit, F.linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)

@@ -99,6 +99,7 @@ class _Places(NamedTuple):
         most_C1: how many it has.
         cluster_P: of each place its cluster.
         rank_P: of each place its number within the cluster.
+        lengths: most_C1 as Python's numbers.
     """
 
     first_C1: Tensor
@@ -107,6 +108,7 @@ class _Places(NamedTuple):
     most_C1: Tensor
     cluster_P: Tensor
     rank_P: Tensor
+    lengths: list[int]
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ class Room:
         found = (first_C, end_C, before_C, most_C, cluster_P, rank_P)
         *each_C, cluster_P, rank_P = (torch.tensor(x, dtype=torch.int64) for x in found)
         each_C1 = [x_C[:, None] for x_C in each_C]
-        return _Places(*(x.to(device) for x in (*each_C1, cluster_P, rank_P)))
+        return _Places(*(x.to(device) for x in (*each_C1, cluster_P, rank_P)), lengths=most_C)
 
 
 _room = ContextVar[Room | None]("room", default=None)
@@ -226,7 +228,6 @@ def _in_room(id_L: Tensor, room: Room, begin: int, *, empty: int) -> Members:
     """
     n_id = len(id_L)
     place = room.places(begin, n_id, id_L.device)
-    lengths = [min(most, n_id) for most in room.at_most[begin:]]
     n_place = len(place.rank_P)
     is_own_CL = (id_L >= place.first_C1) & (id_L < place.end_C1)
     rank_CL = is_own_CL.cumsum(1)  # from 1 on
@@ -241,7 +242,7 @@ def _in_room(id_L: Tensor, room: Room, begin: int, *, empty: int) -> Members:
     first_P = place.first_C1[:, 0].index_select(0, place.cluster_P)
     place_P = (id_L.index_select(0, order_P) - first_P).where(is_own_P, empty)
     is_lost = (count_C1 > place.most_C1).any()
-    return Members(place_P, order_P, lengths, is_own_P, is_lost)
+    return Members(place_P, order_P, place.lengths, is_own_P, is_lost)
 
 
 def _classes(id_L: Tensor, sizes: Sequence[int]) -> Tensor:

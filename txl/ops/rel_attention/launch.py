@@ -251,8 +251,8 @@ def shared_gradients(
     dtype, the others float32.
     """
     kernels = _row_kernels()
-    dr_SNH = empty((call.k_BNSP.shape[2], *du_PNH.shape[1:]), call.qu_BNTP)
-    du_NH, dw_NH = (empty((*du_PNH.shape[1:],), du_PNH) for _ in range(2))
+    dr_SNH = empty(dr_PSNH.shape[1:], call.qu_BNTP)
+    du_NH, dw_NH = (empty(du_PNH.shape[1:], du_PNH) for _ in range(2))
     rows, cols = 16, 64
     grid = n_tiles(dr_SNH.numel(), rows * cols) + n_tiles(du_NH.numel(), cols)
     kernels.sum_parts[(grid,)](
