@@ -6,5 +6,7 @@ import sys
 
 from txl.programs.launch import prepare
 
-if not any("benchmarks" in word for word in sys.orig_argv):  # which start as what they compare with
+if not any(
+    word.startswith("lab.benchmarks") for word in sys.orig_argv
+):  # which start as what they compare with
     prepare()  # before PyTorch is imported

@@ -38,9 +38,9 @@ class Registry(Mapping[str, Any]):
     Args:
         flag: that names one.
         kind: what they are, for messages.
-        places: of each name the module and the class in it, as `module:Class`, the settings of its
-            own, and after a + those of all models or trainings that it reads besides: what there is
-            is known before a part is imported.
+        places: by name, `module:Class`, then its own settings, then after a + the general settings
+            (of all models or trainings) that it reads. So settings are known before a part is
+            imported.
         base: the place of the class that those of files of your own derive from; empty: files
             cannot add any, or know them by their members.
     """

@@ -2,11 +2,11 @@
 # On a machine with a GPU: whether everything is right there, then every figure, in four parts of under ten minutes.
 #
 #     bash lab/benchmarks/gpu.sh PART [FOLDER]      1: the training step in each variant, its kernels, correctness
-#                                               2: attention beside other attentions; the head
-#                                               3: larger models, growth, generation
-#                                               4: train NVIDIA's base for eight minutes, and evaluate it
+#                                                   2: attention beside other attentions; the head
+#                                                   3: larger models, growth, generation
+#                                                   4: train NVIDIA's base for eight minutes, and evaluate it
 #     bash lab/benchmarks/gpu.sh --tests [FLAGS]    the tests instead, on as many cores as there are; needs pytest-xdist.
-#                                               They are those of a CPU: tests/conftest.py hides the GPU from them
+#                                                   They are those of a CPU: tests/conftest.py hides the GPU from them
 #
 # FOLDER (lab/benchmarks/results/gpu) gets part-N.txt, a table, and part-N.tar.gz, results as JSON and logs, both anew after
 # each benchmark, so that a run that is killed leaves what it has measured; and caches.tar.gz, the kernels that Triton

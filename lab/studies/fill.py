@@ -29,7 +29,7 @@ class FillConfig(Checked):
     """What is done with the pages."""
 
     check: bool = option(
-        False, "write nothing: say which pages differ from their templates, and exit with 1"
+        False, "write nothing: say which pages differ from their templates; exit with 1 if any does"
     )
 
 
@@ -81,12 +81,11 @@ def rendered(path: Path) -> str:
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(f"{path}:{error.lineno}: {error.message}") from None
     except (ArithmeticError, LookupError, TypeError, ValueError, jinja2.TemplateError) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)]
-        names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        if str(path) not in names:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        if not lines:
             raise
-        where = lines[len(names) - 1 - names[::-1].index(str(path))]
-        raise UsageError(f"{path}:{where}: {error}") from None
+        raise UsageError(f"{path}:{lines[-1]}: {error}") from None
 
 
 def _results(path: str) -> Figures:

@@ -63,13 +63,6 @@ class RunFigures:
     is_rerun: bool = False
     day: str = ""
 
-    @property
-    def label(self) -> str:
-        """The seed, as a column is called."""
-        if self.is_rerun:
-            return f"{self.seed} again"
-        return str(self.seed)
-
 
 @dataclass(frozen=True)
 class Row:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd  # pyright: ignore[reportMissingImports]
 
 ALPHA = 0.05
 POWER = 0.8
@@ -114,8 +115,7 @@ def estimate(cells: Cells, weights: Mapping[str, float]) -> Estimate | None:
     Returns:
         None if an arm with a weight has no loss, or the seeds of two such arms have no connection.
     """
-    import pandas as pd  # pyright: ignore[reportMissingImports]  # these take a second
-    import statsmodels.api as sm  # pyright: ignore[reportMissingImports]
+    import statsmodels.api as sm  # pyright: ignore[reportMissingImports]  # takes a second
 
     rows = [(*cell, statistics.fmean(losses)) for cell, losses in cells.items()]
     frame: Any = pd.DataFrame(rows, columns=["arm", "seed", "loss"])

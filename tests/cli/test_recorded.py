@@ -3,7 +3,7 @@ before its settings became values in layers.
 
     TXL_WRITE_SETTINGS=1 python -m pytest tests/cli/test_recorded.py -p no:xdist
 
-writes the values anew, for a flag that is added or goes.
+rewrites the values, after a flag is added or removed.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ FOLDER = Path(__file__).parent / "recorded"
 PROGRAMS = ("train", "try", "eval", "score", "report", "read", "generate")
 
 
-def lines() -> Iterator[tuple[str, str, dict[str, Any]]]:
+def lines() -> Iterator[tuple[str, str]]:
     for one in json.loads((FOLDER / "lines.json").read_text()):
-        yield one["program"], one["line"], one["values"]
+        yield one["program"], one["line"]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def values_of(program: str, line: str) -> dict[str, Any]:
 
 def test_each_line_comes_to_its_values() -> None:
     found = []
-    for program, line, _ in lines():
+    for program, line in lines():
         found.append({"program": program, "line": line, "values": values_of(program, line)})
     write_or_compare("lines.json", found)
 

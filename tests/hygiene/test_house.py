@@ -38,6 +38,12 @@ def too_long(path: Path) -> list[str]:
     return [f"{path.relative_to(ROOT)}: {f.name}" for f in functions if n_line(f) > FUNCTION_LINES]
 
 
+def printed(code: str) -> str:
+    """What a new Python prints that runs this."""
+    words = [sys.executable, "-c", code]
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+
+
 def test_functions_fit_on_a_screen() -> None:
     assert {name for path in SOURCES for name in too_long(path)} == set()
 
@@ -88,9 +94,7 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
         "model.nll(torch.ones(1, 3).long(), torch.ones(1, 3).long(), None, txl.Context())[0].sum().backward()\n"
         "print(torch.cuda.is_initialized(), *(m in sys.modules for m in late))"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    ).stdout
+    out = printed(code)
     assert set(out.split()) == {"False"}
 
 
@@ -99,7 +103,7 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
 )
 def test_help_and_what_is_refused_need_no_pytorch(program: str) -> None:
     code = (
-        "import runpy, sys\n"
+        "import sys\n"
         "sys.modules['torch'] = None\n"
         "from txl.programs.launch import PROGRAMS\n"
         "from importlib import import_module\n"
@@ -108,9 +112,7 @@ def test_help_and_what_is_refused_need_no_pytorch(program: str) -> None:
         "    try: main(words)\n"
         "    except (ValueError, SystemExit) as end: print(end)\n"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    ).stdout
+    out = printed(code)
     assert "--no_such_flag: no such flag" in out
     assert "more settings" in out or "options" in out
 
@@ -126,9 +128,7 @@ def test_the_settings_of_a_model_import_only_the_parts_that_they_name() -> None:
         "ModelConfig(n_token=5, memory='sinks', n_sink=8)\n"
         "print(*(name for name in sys.modules if name.startswith('txl.memory.')))"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    ).stdout
+    out = printed(code)
     assert out.splitlines() == ["", "txl.memory.sinks"]
 
 

@@ -176,11 +176,6 @@ class MethodSettings(Checked):
         return self.name != ""
 
     @property
-    def reads_training_text(self) -> bool:
-        """True if it is prepared from the training text."""
-        return False
-
-    @property
     def n_warmup(self) -> int:
         """Tokens that it has to see before the first that counts."""
         return 0

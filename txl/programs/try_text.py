@@ -10,12 +10,11 @@ other. Flags of train.py override what is chosen by the size of the text.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from txl.config import Checked, Context, ModelConfig, build, option, require
-from txl.data_utils.config import DataConfig
+from txl.config import Checked, build, option, require
 from txl.programs.launch import ends_at_once
+from txl.programs.train import CONFIGS
 from txl.registry import MEMORIES
 from txl.settings.flags import named, read_flags
-from txl.training.config import TrainConfig
 
 MINUTES = 5.0
 MOST_USED = (
@@ -55,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     words = ["--minutes", f"{MINUTES:g}", *named(argv, "data")]
     asked = read_flags(
         words,
-        *(TryConfig, DataConfig, TrainConfig, ModelConfig, Context),
+        *(TryConfig, *CONFIGS),
         description=__doc__ or "",
         first=MOST_USED,
         presets="train",

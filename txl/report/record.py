@@ -24,9 +24,8 @@ FORMAT = 1
 JSON = "report.json"
 HTML = "report.html"
 """The names of the record and of the page in a run folder."""
-MOST_BACK = 65_535
 MOST_NATS = 65.0
-"""What the page holds in 16 bits: distances, and thousandths of a nat."""
+"""Of a loss: the page holds thousandths of a nat in 16 bits."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from txl.runtime.log import print_line
 
 
 def convert_model(source: str, folder: Path, config: ConvertConfig, asked: Collection[str]) -> None:
-    """Write a checkpoint anew, and print what was read and written.
+    """Convert a checkpoint into a new folder, and print what was read and written.
 
     Args:
         asked: names of the settings that were given.
@@ -79,9 +79,9 @@ def _open_source(source: str, config: ConvertConfig, asked: Collection[str]) -> 
         return lm
     data = lm.record["data"]
     has = data.get("dataset")
-    asked = config.dataset or has
+    named = config.dataset or has
     require(
-        asked == has,
+        named == has,
         f"--dataset {config.dataset}: {source} says that it was trained on {has}; leave the"
         " flag out",
     )

@@ -185,7 +185,7 @@ def score_splits(
     keeps_losses = compares or measure.keeps_losses or config.token_losses is not None
     corpus = ranks.main_first(lambda: lm.corpus(data))
     names = corpus.held_out() if config.split == "all" else (config.split,)
-    corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
+    corpus.require_splits(*names, *(["train"] if additions.dynamic.reads_training_text else []))
     pictures = pictures_of(config, lm.run, measure.plots)
     if ranks.is_main:
         announce(corpus, names, config, learns=additions.dynamic.is_on)
@@ -196,7 +196,7 @@ def score_splits(
 
         @functools.lru_cache(maxsize=1)  # one is large, and made from the training text
         def prepared_for(context: Context) -> Predictor:
-            if additions.read_training_text:
+            if additions.dynamic.reads_training_text:
                 text = training_text(corpus, ranks)
             else:
                 text = None

@@ -17,7 +17,7 @@ def open_model(config: OneModel, asked: Asked, **how: Any) -> LanguageModel:
 
     Args:
         config: of a program, with the fields of `OneModel`.
-        how: arguments of `LanguageModel.open`, before those of `config`.
+        how: arguments of `LanguageModel.open`, which override those of `config`.
     """
     by_default = {
         "vocabulary": config.vocabulary,

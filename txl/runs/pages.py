@@ -1,4 +1,4 @@
-"""A page of runs is drawn: those that were measured before from what was kept, others are measured."""
+"""Draw a page of runs: from their kept figures where there are any; the others are measured first."""
 
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def measured(run: str, asked: ReportConfig, typed: Asked) -> Report:
     )
     refuse_idle_flags(typed, asked, lm.data_config(typed), lm.model_config)
     if asked.json:
-        target = Path(asked.json)  # which `main` has looked at
+        target = Path(asked.json)  # which `draw_runs` has checked
     else:
         target = folder_of(lm) / JSON
         require_free(target, FIGURES)

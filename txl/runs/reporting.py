@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from txl.config import build, require
-from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.corpus import Corpus
 from txl.data_utils.tokens import UNK, Tokenizer
 from txl.evaluation.config import EvalConfig, ReportConfig
 from txl.evaluation.conventions import reading_of
@@ -150,14 +150,12 @@ def measure_report(
     Args:
         typed: the settings that were given, of which those of the text and the memory override the
             training's.
-        rows: of one split and segment length, read both ways, with their `tokens`, where they are
-            there already;
-            empty: they are read.
+        rows: of one split and segment length, read both ways, with their `tokens`; empty: they are
+            read here.
     Raises:
         UsageError: if the text is not there, or a setting does not fit the model.
     """
-    data = build(DataConfig, lm.data_config(typed).__dict__)
-    corpus = lm.corpus(data)
+    corpus = lm.corpus(lm.data_config(typed))
     if rows:
         name = rows[0].split
     else:

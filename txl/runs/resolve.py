@@ -26,7 +26,7 @@ from txl.memory import lengths_with, parts_by_default, positions_by_default
 from txl.model.parts import require_masks_documents, require_works
 from txl.model.rule import MemoryRule
 from txl.positions.base import TableSettings
-from txl.registry import MEMORIES, is_read, reads
+from txl.registry import MEMORIES, is_read
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 from txl.settings.flags import refuse_idle_flags
@@ -389,7 +389,7 @@ def _exchange_memory(lm: LanguageModel, of_memory: Asked, typed: Asked) -> None:
     memory = of_memory.get("memory", lm.model_config.memory)
     settings = {}
     for name, value in of_memory.items():
-        if name in reads(MEMORIES[memory]):  # the others are refused as those of a new model are
+        if name in MEMORIES.own(memory):  # the others are refused as those of a new model are
             settings[name] = value
     if not lm.model.remember(memory, **settings):
         return

@@ -69,7 +69,7 @@ def open_for_scoring(
     config = dataclasses.replace(config, dtype=dtype_on(ranks.device, config.dtype))
     additions = Additions(*(build(cls, typed) for cls in ADDED))
     additions.check(config.dtype, ranks.world, convention)
-    # stores are made with the weights as they are
+    # test-time methods use weights in float32; --dtype is then of the products alone
     if additions.name:
         kept = "float32"
     else:
@@ -91,8 +91,8 @@ def streams_by_default(shape: ModelConfig, reset: str, ranks: Ranks) -> int:
 def default_streams(
     config: EvalConfig, additions: Additions, lm: LanguageModel, ranks: Ranks
 ) -> int:
-    """Streams to read in parallel if --batch_size is not given: one where the result depends on
-    their number, else at least one per process.
+    """Streams of an evaluation without --batch_size: `streams_by_default`, but one with --dynamic, and
+    those of `config` with another --convention. Prints a line if memory looks back without limit.
     """
     if config.convention != "txl":
         return config.batch_size
@@ -287,7 +287,7 @@ def rows_of(
         rate = functools.partial(
             score, model, split, context, ranks=ranks, keeps_losses=keeps_losses
         )
-        if adapted is not None:  # before the text is read: a store or the text may be refused
+        if adapted is not None:  # before the split is scored: the training text may be refused
             adapted.predictor(split, config, context)
         new = [rate(config=config, as_cut=_as_cut(rows, config, context))]
         if adapted is not None:

@@ -70,7 +70,7 @@ def _resolve(
         f"--memory_file: {additions.name} adapts to a text from its first token on; leave one of"
         " the two out",
     )
-    if additions.read_training_text:
+    if additions.dynamic.reads_training_text:
         data = lm.data_config(typed)
     else:
         data = None
@@ -116,7 +116,7 @@ def _score_file(
         if not context:
             encode_text(context, vocab, name=config.context)  # which refuses it
     texts = texts_of(read_text(config.text, vocab), context, begins, config, lm, how)
-    if additions.read_training_text:
+    if additions.dynamic.reads_training_text:
         training = training_text(lm.corpus(data), ranks)
     else:
         training = None

@@ -33,7 +33,15 @@ from txl.registry import (
     settings_of,
 )
 from txl.settings.file import is_of_run, settings_in
-from txl.settings.layers import Asked, Entry, Layer, merge, presets_of, read_preset
+from txl.settings.layers import (
+    Asked,
+    Entry,
+    Layer,
+    has_preset,
+    merge,
+    presets_of,
+    read_preset,
+)
 from txl.settings.legacy import (
     NAMES_ELSEWHERE,
     RETIRED,
@@ -140,9 +148,8 @@ def _add_layers(parser: "_Parser", entry: Entry) -> None:
     """Add the flags that name a preset and a file of settings for a program."""
 
     def preset(name: str) -> str:
-        there = presets_of(entry)
-        if name not in there:
-            names = ", ".join(there)
+        if not has_preset(name, entry):
+            names = ", ".join(presets_of(entry))
             raise argparse.ArgumentTypeError(f"invalid choice: {name!r} (choose from {names})")
         return name
 
@@ -153,8 +160,8 @@ def _add_layers(parser: "_Parser", entry: Entry) -> None:
 
 
 def _layers_below(parser: "_Parser", entry: Entry, typed: Asked) -> list[Layer]:
-    """Those of the file and the preset that a command line names, which are taken out of it; the
-    file may name the preset. NVIDIA's programs name the file with --config_file, and with --config
+    """The layers of the file and the preset that a command line names, whose flags are taken out of
+    `typed`; the file may name the preset. NVIDIA's programs name the file with --config_file, and with --config
     a configuration in it.
     """
     layers = []
@@ -286,8 +293,8 @@ class _Parser(argparse.ArgumentParser):
         _add_flag(self._titled[title], f, hint)
 
     def add_settings(self, names: Iterable[str]) -> None:
-        """Add the flags of those of these settings that parts have, where they are not there yet:
-        beside the flag that chooses the part, or apart if it is of a file of one's own.
+        """Add flags for these settings of parts, unless they are there: in the group of the flag that
+        chooses the part, or in a separate group for a part from a --plugin file.
         """
         for name in names:
             if name in self.fields or name not in self.choosers:
@@ -349,7 +356,7 @@ class _Parser(argparse.ArgumentParser):
             except UsageError as error:
                 said = str(error).removeprefix(f"--{key} ")
                 raise UsageError(f"{origin}: {key}: {said}") from None
-        return Layer(values, origin)
+        return Layer(values)
 
     def _check(self, name: str, value: Any) -> None:
         """Raise `UsageError` if a value is out of the bounds of its field."""

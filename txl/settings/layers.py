@@ -21,14 +21,9 @@ PRESETS = Path(__file__).parents[1] / "presets"
 
 
 class Layer(NamedTuple):
-    """Asked values of settings by name.
-
-    Attributes:
-        origin: who has set them, for messages: a file or a preset; empty: a command line.
-    """
+    """Asked values of settings by name."""
 
     values: Asked
-    origin: str = ""
     is_preset: bool = False
 
 
@@ -38,7 +33,7 @@ _REPLACES: dict[str, tuple[str, ...]] = {
     "no_adaptive": ("adaptive", "cutoffs", "div_val"),
     "cutoffs": ("adaptive",),
 }
-"""A setting, and those of the layers below that mean nothing beside it."""
+"""A setting, and the settings of lower layers that it makes meaningless."""
 _REPLACES_OF_PRESET = {
     "minutes": (
         "max_step",
@@ -52,7 +47,7 @@ _REPLACES_OF_PRESET = {
 
 
 def merge(layers: Sequence[Layer]) -> Asked:
-    """The values of layers, the highest first, of which it wins."""
+    """The merged values of layers, highest first: a higher layer overrides a lower one."""
     merged: Asked = {}
     for layer in layers:
         gone = _replaced(merged, layer)
@@ -81,11 +76,23 @@ def presets_of(entry: Entry) -> list[str]:
     return [name for name in names if entry in read_preset(name)]
 
 
+def has_preset(name: str, entry: Entry) -> bool:
+    """True if there is a preset of this name for a program."""
+    return _is_there(name) and entry in read_preset(name)
+
+
 def read_preset(name: str) -> dict[str, Any]:
     """The tables of a preset, by program, and what it is `about`. Raises `UsageError` if there is
     none of this name.
     """
-    path = PRESETS / f"{name}.toml"
-    is_name = path.parent == PRESETS and path.is_file()
-    require(is_name, f"--preset {name}: no such preset")
-    return read_tables(path)
+    require(_is_there(name), f"--preset {name}: no such preset")
+    return read_tables(_path_of(name))
+
+
+def _is_there(name: str) -> bool:
+    path = _path_of(name)
+    return path.parent == PRESETS and path.is_file()
+
+
+def _path_of(name: str) -> Path:
+    return PRESETS / f"{name}.toml"

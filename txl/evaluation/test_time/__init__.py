@@ -46,11 +46,6 @@ class Additions(NamedTuple):
         for method in self:
             method.check(dtype, world)
 
-    @property
-    def read_training_text(self) -> bool:
-        """True if a method needs the training text."""
-        return any(method.reads_training_text for method in self)
-
     def warmup_segments(self, context: Context) -> int:
         """Warm-up segments needed in addition to those of the model."""
         return -(-max(method.n_warmup for method in self) // context.tgt_len)
@@ -81,7 +76,7 @@ def prepared(
     """The model with its test-time methods, prepared from the training text where needed.
 
     Args:
-        text: needed if `additions.read_training_text`.
+        text: needed if `additions.dynamic.reads_training_text`.
         context: of the evaluation.
         batch_size: number of parallel streams.
     """
