@@ -3,14 +3,14 @@
 
 import importlib
 import sys
-from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CodeType, ModuleType
 from typing import Any
 
 
-class _Same(MetaPathFinder, InspectLoader):
+class _Same(MetaPathFinder, Loader):
     """Gives the module of txl.data_utils for one of data_utils."""
 
     def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
@@ -27,16 +27,12 @@ class _Same(MetaPathFinder, InspectLoader):
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
-    def get_source(self, fullname: str) -> str | None:
-        return self._loader(fullname).get_source(f"txl.{fullname}")
-
     def get_code(self, fullname: str) -> CodeType | None:
-        return self._loader(fullname).get_code(f"txl.{fullname}")
-
-    def _loader(self, fullname: str) -> Any:
+        """For `python -m`."""
         spec = find_spec(f"txl.{fullname}")
         assert spec is not None
-        return spec.loader
+        assert isinstance(spec.loader, InspectLoader)
+        return spec.loader.get_code(spec.name)
 
 
 sys.meta_path.insert(0, _Same())

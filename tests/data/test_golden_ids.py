@@ -1,5 +1,5 @@
 """Ids, vocabularies, where documents begin, counts and digests of texts of every kind, as they were before the text
-library was written anew. golden_ids.txt has the digests; to write it again, run this file with --write."""
+library was rewritten. golden_ids.txt has the digests; to write it again, run this file with --write."""
 
 import gzip
 import hashlib

@@ -122,9 +122,8 @@ def test_dealing_loses_nothing_and_keeps_the_order(
 ) -> None:
     extents = [Extent.of(documents_of(documents)) for documents in texts]
     held_out = HeldOut(["valid", "test"], share, extents, has_rows=has_rows)
-    dealing = held_out
     for number, documents in enumerate(texts):
-        dealt = list(dealing.deal(number, documents_of(documents)))
+        dealt = list(held_out.deal(number, documents_of(documents)))
         found = b"".join(one.text for one in dealt)
         expected = b"".join(content for one in documents for content in one)
         assert found.replace(b"\n", b"") == expected.replace(b"\n", b"")

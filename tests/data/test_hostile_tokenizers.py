@@ -1,10 +1,13 @@
 """A tokenizer.json may hold patterns that take for ever and rules that multiply text: it is bounded, in one line."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forks import ROOT
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.errors import DataError
 from txl.data_utils.pretrained import Pretrained
@@ -90,3 +93,10 @@ def test_a_file_that_is_too_large_is_refused_by_its_size(
             read()
     with pytest.raises(ValueError, match="larger than 64 MiB"):
         Subwords(path.read_text())
+
+
+def test_subwords_are_made_where_standard_error_is_closed() -> None:
+    """As in a service: what the library prints is dropped there too."""
+    code = "from txl.data_utils.subwords import Subwords; Subwords.trained([b'a text'], 257)"
+    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
+    subprocess.run(command, cwd=ROOT, check=True)

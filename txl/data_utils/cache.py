@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl.files import content_of, discard, flush, lock, sha256, signals_raise, written_whole
+from txl.files import content_of, discard, flush, lock, sha256, signals_raise, write_whole
 
 from .documents import Document
 from .errors import reading
@@ -50,8 +50,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Write a JSON file."""
-    with written_whole(path) as temporary:
-        temporary.write_text(json.dumps(record), encoding="utf-8")
+    write_whole(path, json.dumps(record))
 
 
 VERSION = 4
@@ -70,7 +69,7 @@ class Checks:
         self._young: set[str] = set()
 
     def result(self, path: Path, what: str, find: Callable[[], Any]) -> Any:
-        """The result of `find`, a check named `what` of the content of a file: of JSON."""
+        """The result of `find`, a check named `what` of a file's content; it must be what JSON can hold."""
         with reading(path):
             state = path.stat()
             stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
@@ -125,7 +124,7 @@ class Store(NamedTuple):
 
     Attributes:
         ids: (N,), memory-mapped and read-only.
-        starts: indices into `ids` where documents begin; None: nothing is known of documents.
+        starts: indices into `ids` where documents begin; empty: nothing is known of documents.
         files: indices where files begin.
         places: of the documents, see `documents.Place`, in ascending order; empty if they
             are not asked for.
@@ -137,7 +136,7 @@ class Store(NamedTuple):
     """
 
     ids: np.ndarray
-    starts: np.ndarray | None = None
+    starts: np.ndarray = np.zeros(0, dtype=np.int64)
     files: np.ndarray = np.zeros(1, dtype=np.int64)
     places: np.ndarray = np.zeros(0, dtype=np.uint64)
     sizes: np.ndarray = np.zeros((0, len(MEASURES)), dtype=np.uint32)

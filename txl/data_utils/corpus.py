@@ -88,9 +88,9 @@ class Corpus:
                 or self._kept_vocabulary()
                 or self._new_vocabulary()
             )
-            self._prepare(self.texts.together(()))
-            n_document = {name: len(self._starts(name)) for name in self.texts.together(())}
-            self.texts.describe(n_document)
+            together = self.texts.together(())
+            self._prepare(together)
+            self.texts.describe({name: len(self._stores[name].starts) for name in together})
         for name in needed:
             self.split(name)
 
@@ -123,11 +123,10 @@ class Corpus:
         known.
         """
         store = self._store(name)
-        unknown_N = np.asarray(store.ids) == self.vocab.index.get(UNK, -1)
         if len(store.sizes):
-            return {**dict(zip(MEASURES, store.sizes.T, strict=True)), "unknown": unknown_N}
+            return self.vocab.sizes_by_name(store.sizes, store.ids)
         nothing_N = np.zeros(len(store.ids), dtype=np.int64)
-        return {**dict.fromkeys(MEASURES, nothing_N), "unknown": unknown_N & False}
+        return {**dict.fromkeys(MEASURES, nothing_N), "unknown": nothing_N > 0}
 
     def documents(self, name: str) -> Iterator[bytes]:
         """The documents of a split, in order, from its files."""
@@ -169,10 +168,6 @@ class Corpus:
                 self._prepare([name])
         self._notice(name)
         return self._stores[name]
-
-    def _starts(self, name: str) -> np.ndarray:
-        starts = self._stores[name].starts
-        return np.zeros(0) if starts is None else starts
 
     def _prepare(self, splits: Sequence[str]) -> None:
         """Open the stores of splits; those that are absent are made first, in one pass over their

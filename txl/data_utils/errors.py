@@ -1,4 +1,4 @@
-"""Errors in a text that its user can mend, one line each: the file, what is wrong, what to do."""
+"""Errors in a text that its user can fix, one line each: the file, what is wrong, what to do."""
 
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
@@ -19,7 +19,7 @@ _FOLLOWING = 200
 
 
 class DataError(UsageError):
-    """An error in the text that the user can mend."""
+    """An error in the text that the user can fix."""
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 from txl.files import NoFileError, require_end, typed_content
 
 from .errors import DataError, no_text, text_of
-from .tokens import EOS, MEASURES, UNK, Spaced, Tokenizer, Tokens, read_as_text, sizes_of
+from .tokens import EOS, UNK, Spaced, Tokenizer, Tokens, read_as_text, sizes_of
 from .wikitext import Detokeniser, places, tokenise
 
 _LOG = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def encode_text(
     offsets = [begin for begin, _ in spans]
     surfaces = [text[begin:end].rstrip("\r\n") for begin, end in spans]
     sizes_N4 = sizes_of(text, np.array([end for _, end in spans]))
-    return FreeText(ids, offsets, surfaces, _named(sizes_N4, np.array(ids), vocab))
+    return FreeText(ids, offsets, surfaces, vocab.sizes_by_name(sizes_N4, np.array(ids)))
 
 
 def encode_after(
@@ -190,7 +190,7 @@ def has_tokens(text: str, vocab: Tokenizer) -> bool:
 def _running(text: str, tokens: Tokens, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeText:
     if not len(tokens.ids):
         raise DataError(f"{name}: is empty; it needs at least one token")
-    sizes = _named(sizes_of(text, tokens.ends), tokens.ids, vocab)
+    sizes = vocab.sizes_by_name(sizes_of(text, tokens.ends), tokens.ids)
     if (n_unknown := int(sizes["unknown"].sum())) and not is_noticed:
         notice = "%s: %d of %d %s are not in the vocabulary and are read as %s"
         _LOG.warning(notice, name, n_unknown, len(tokens.ids), vocab.unit, UNK)
@@ -200,11 +200,6 @@ def _running(text: str, tokens: Tokens, vocab: Tokenizer, name: str, is_noticed:
     offsets = [0, *ends[:-1]]
     surfaces = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]
     return FreeText(tokens.ids.tolist(), offsets, surfaces, sizes)
-
-
-def _named(sizes_N4: np.ndarray, ids: np.ndarray, vocab: Tokenizer) -> dict[str, np.ndarray]:
-    unknown_N = np.asarray(ids) == vocab.index.get(UNK, -1)
-    return {**dict(zip(MEASURES, sizes_N4.T, strict=True)), "unknown": unknown_N}
 
 
 def decoded(ids: Iterable[int], vocab: Tokenizer, *, tokenised: bool) -> str:

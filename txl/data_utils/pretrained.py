@@ -16,7 +16,7 @@ from .config import DataSet
 from .documents import Document, documents_in
 from .errors import DataError, reading, text_of
 from .formats import has_rows
-from .subwords import Subwords, tokenizer_content
+from .subwords import Subwords, joined, tokenizer_content
 from .texts import AnyFiles, Texts
 from .tokens import Tokens, escaped
 
@@ -185,14 +185,7 @@ class Pretrained(Subwords):
         return self._spelled(list(ids))
 
     def encode(self, text: str) -> Tokens:
-        ids = [np.zeros(0, dtype=np.uint32)]
-        ends = [np.zeros(0, dtype=np.int64)]
-        begin = 0
-        for part, one in InOnePiece(self.encode_window).add(text, is_last=True):
-            ids.append(one.ids)
-            ends.append(begin + one.ends)
-            begin += len(part)
-        return Tokens(np.concatenate(ids), np.concatenate(ends))
+        return joined(InOnePiece(self.encode_window).add(text, is_last=True))
 
     def encode_window(self, text: str) -> Tokens:
         """The tokens of a text of about a megabyte at most."""

@@ -152,7 +152,7 @@ def _until_whole(url: str, part: Path, digest: str) -> None:
 
 
 def _append(answer: Any, part: Path, n_held: int) -> None:
-    """Write what a server answers to `part`, which holds the beginning or is begun anew. Raises
+    """Write what a server answers to `part`, which holds the beginning or starts again. Raises
     `OSError` or `HTTPException` where it is cut."""
     said = answer.headers.get("Content-Range", "")
     if answer.status != 206:

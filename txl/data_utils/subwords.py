@@ -49,20 +49,44 @@ def library() -> Any:
 def _calling(error_of: Callable[[str], Exception]) -> Iterator[None]:
     """Errors of the library, which have no class in common, as that which `error_of` makes of the
     reason. What it prints of them is dropped."""
-    ours = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
     try:
-        yield
+        with _without_stderr():
+            yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic is no Exception
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise error_of(why[:300]) from None
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Inside, what the process prints there is dropped."""
+    try:
+        ours = os.dup(2)
+    except OSError:  # it is closed already
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
     finally:
         os.dup2(ours, 2)
         os.close(ours)
         os.close(nowhere)
+
+
+def joined(parts: Iterable[tuple[str, Tokens]]) -> Tokens:
+    """The tokens of a text, of its parts and the tokens of each."""
+    ids = [np.zeros(0, dtype=np.uint32)]
+    ends = [np.zeros(0, dtype=np.int64)]
+    begin = 0
+    for part, one in parts:
+        ids.append(one.ids)
+        ends.append(begin + one.ends)
+        begin += len(part)
+    return Tokens(np.concatenate(ids), np.concatenate(ends))
 
 
 def _unread(why: str) -> ValueError:
@@ -178,10 +202,7 @@ class Subwords(RunningTokenizer):
 
     def encode(self, text: str) -> Tokens:
         texts = [part.decode() for part in parts_of(text.encode("utf-8", "replace"))]
-        begins = np.cumsum([0, *map(len, texts)])
-        found = self._tokens(texts, with_ends=True)
-        ends = [begin + one.ends for begin, one in zip(begins, found, strict=False)]
-        return Tokens(np.concatenate([one.ids for one in found]), np.concatenate(ends))
+        return joined(zip(texts, self._tokens(texts, with_ends=True), strict=True))
 
     def encode_batch(self, documents: Sequence[Document]) -> list[Tokens]:
         with_ends = is_measured(documents)

@@ -112,7 +112,6 @@ class Texts:
                 "the text has no line like '= Title =' that begins a document; say what a document"
                 " is with --documents blank, row or file, or"
             )
-        assert store.starts is not None
         return store.starts
 
     def needs_headings(self, tokenizer: Tokenizer) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -202,6 +202,11 @@ class Tokenizer(Encoder):
         """Inverse of the content of vocab.txt. Raises `ValueError` if it is damaged."""
         return cls(text.removesuffix("\n").split("\n"))
 
+    def sizes_by_name(self, sizes_N4: np.ndarray, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns of `sizes_of`, (N,) each, and which ids stand for unknown words."""
+        unknown_N = np.asarray(ids) == self.index.get(UNK, -1)
+        return {**dict(zip(MEASURES, sizes_N4.T, strict=True)), "unknown": unknown_N}
+
     @property
     def has_eos(self) -> bool:
         """True if `eos_id` is there."""
@@ -319,14 +324,11 @@ class Numbers(Encoder):
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
-        self._orders: dict[str, _Order] = {}
+        self._orders: defaultdict[str, _Order] = defaultdict(_Order)
 
     def names(self, split: str) -> list[str]:
         """The symbol of each number of a split."""
-        return list(self._order(split))
-
-    def _order(self, split: str) -> "_Order":
-        return self._orders.setdefault(split, _Order())
+        return list(self._orders[split])
 
 
 class Counted(Tokenizer):
@@ -380,7 +382,7 @@ class WordNumbers(Numbers):
     is_of_words = True
 
     def encode_batch(self, documents: Sequence[Document]) -> list[Tokens]:
-        number_of = self._order(documents[0].split).__getitem__
+        number_of = self._orders[documents[0].split].__getitem__
         found = []
         for document in documents:
             text = text_of(document.text)
@@ -536,12 +538,14 @@ class CodeNumbers(Numbers):
 
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)
-        self._tables: dict[str, np.ndarray] = {}
+        self._tables: defaultdict[str, np.ndarray] = defaultdict(
+            lambda: np.full(kind.n_code, -1, dtype=np.int32)
+        )
 
     def encode_batch(self, documents: Sequence[Document]) -> list[Tokens]:
         split = documents[0].split
-        order = self._order(split)
-        table_V = self._tables.setdefault(split, np.full(self._kind.n_code, -1, dtype=np.int32))
+        order = self._orders[split]
+        table_V = self._tables[split]
         codes = self._kind.codes_in(b"".join(document.text for document in documents))
         numbers = table_V[codes]
         if (numbers < 0).any():
